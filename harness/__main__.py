@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import __version__
 from harness.store.errors import UsageError, one_line, refused
@@ -171,7 +171,12 @@ def _sweep(words: list[str]) -> int:
 
         return run_sweep(keys)
 
-    return torchrun.shared(sweep)
+    def follow(store: Any, rank: int) -> int:
+        from harness.cli.sweep import follow_sweep
+
+        return follow_sweep(keys, store, rank)
+
+    return torchrun.shared(sweep, follow)
 
 
 def console() -> int:

@@ -197,7 +197,7 @@ def _predicted(setup: Setup, world: int, device: str, gpu: Device | None) -> dic
         **{name: getattr(setup, name) for name in same},
         gpu=known.key,
         world=world,
-        node=max(1, world // hosts(world)),
+        node=max(1, world // hosts()),
         reduce_each=setup.accumulation > 1,
         gather_fp8=setup.recipe is not None and setup.recipe.fp8_all_gather,
         weights=_masters(setup.compute),

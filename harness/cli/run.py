@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from harness.cli import seeds_needed
 from harness.engine import places, shards
 from harness.engine.plan import Plan, describe, make_plan
-from harness.machine import raw_output, torchrun
+from harness.machine import raw_output
 from harness.store import extensions
 from harness.suites import SUITES
 
@@ -35,8 +35,6 @@ def run_request(request: Request) -> int:
     shard = None if config.shard is None else shards.parse(config.shard)
     if shard is not None:
         plan = shards.share(plan, shard)
-    if torchrun.started() > 1:  # rank 0 alone is linked to the others: no worker could call them
-        config.isolate = False
     places.check(config)
     gpus = places.of_command(config)
     shares = max(len(gpus), shard.count if shard is not None else 1)

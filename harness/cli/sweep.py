@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from harness.cli.resume_alone import load_request
 from harness.machine import environment, raw_output
+from harness.store.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,3 +26,21 @@ def run_sweep(overrides: Sequence[str]) -> int:
         from harness.cli.run import run_request  # torch
 
         return run_request(request)
+
+
+def follow_sweep(overrides: Sequence[str], store: Any, rank: int) -> int:
+    """Take part in the same command, of which another process of torchrun's is rank 0; return the exit code."""
+    with raw_output.captured():
+        from harness.engine.bench import Setting
+        from harness.engine.far import Follower
+        from harness.engine.plan import make_plan
+        from harness.suites import SUITES
+
+        try:
+            request = load_request(overrides, environment.device_kind)
+            config, cases = request.config, make_plan(request.config, SUITES).cases
+        except UsageError as error:  # rank 0 says so
+            return Follower(rank, {}, None, Path(), one_line(error)).follow(store)
+        own = Setting(config.device, request.timing, warm_compile=config.warm_compile)
+        by_id = {planned.case.case_id: planned for planned in cases}
+        return Follower(rank, by_id, own, Path(config.results_dir)).follow(store)

@@ -1,7 +1,8 @@
 """The process of an arm: what it is asked to do, one call at a time (`harness.engine.arms`).
 
 It lives for the whole sweep and does the blocks of one arm, so that nothing an arm sets or breaks reaches another one. All that
-it answers is JSON: an object that a suite put into a row becomes its text here and is never made anew in the parent.
+it answers is JSON: an object that a suite put into a row becomes its text here and is never made anew in the parent. An arm of
+several ranks is as many processes, each of which is asked the same: their suite sees a process group.
 With `isolate=false` the same calls are made in the command's own process, and arms share what belongs to a process.
 """
 
@@ -37,7 +38,7 @@ from torch.nn.modules import module
 from harness.engine import process_state
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
-from harness.machine import fork_server
+from harness.machine import fork_server, ranks
 from harness.machine.processes import (
     ENDING_SIGNALS,
     children,
@@ -54,7 +55,7 @@ from harness.suites.common import Rotation, elements, leaves
 from harness.timing import compiling
 from harness.timing.clock import EventClock, HostClock
 from harness.timing.peak import reaches
-from harness.timing.timers import CpuTimer, CudaTimer, Timer, release_memory, timer_for
+from harness.timing.timers import CpuTimer, CudaTimer, RanksTimer, Timer, release_memory, timer_for
 from harness.timing.workload import Suite, Trial, TrialSuite
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Conditions:
         return cls(environ, str(Path.cwd()), torch.get_num_threads(), memory_bytes)
 
 
-def serve(parent: Connection, output: Connection, conditions: Conditions) -> None:
+def serve(parent: Connection, output: Connection, conditions: Conditions, seat: ranks.Seat | None) -> None:
     """The process: answers until its parent has no more to ask, or is gone."""
     os.setpgrp()  # Ctrl-C reaches every process of the terminal's group; the parent decides what becomes of this one
     for number in ENDING_SIGNALS:  # a scheduler sends it to every process; a handler is not inherited
@@ -133,13 +134,16 @@ def serve(parent: Connection, output: Connection, conditions: Conditions) -> Non
         os.dup2(output.fileno(), descriptor)
     output.close()
     faulthandler.enable()
+    if seat is not None:
+        faulthandler.register(signal.SIGUSR1, all_threads=False)
+        _seats.append(seat)
     gc.freeze()  # what the server made is never garbage; looking through it would copy its pages
     os.environ.clear()
     os.environ.update(conditions.environ)
     os.chdir(conditions.folder)
     if conditions.memory_bytes is not None:
         limit_memory(conditions.memory_bytes)
-    torch.set_num_threads(conditions.threads)
+    torch.set_num_threads(conditions.threads if seat is None else 1)
     process_state.begin()
 
     def tell(sign: Stage | Steps) -> None:
@@ -159,20 +163,27 @@ def serve(parent: Connection, output: Connection, conditions: Conditions) -> Non
 
 
 def answered(fn: Callable[..., Any], args: tuple[Any, ...], tell: Tell, caught: Any) -> bytes:
-    """What a call returns, or what it raised, as JSON."""
+    """What a call returns, or what it raised, as JSON; and of an exception that became rows whose fault it may be."""
+    _raised.clear()
     try:
-        return json.dumps({"result": plain(fn(tell, *args))}).encode()
+        return json.dumps({"result": plain(fn(tell, *args)), **_raised}).encode()
     except caught as error:
         return _failed(error)
 
 
 def _failed(error: BaseException) -> bytes:
     _note(error)
-    return json.dumps({"failed": plain(one_line(error)), "cause": cause_of(error, Cause.RUN)}).encode()
+    found = {"failed": plain(_words(error)), "cause": cause_of(error, Cause.RUN), **_raised}
+    return json.dumps(found).encode()
+
+
+def _words(error: BaseException) -> str:
+    return f"{_seats[0]}: {one_line(error)}" if _seats else one_line(error)
 
 
 def _note(error: BaseException) -> None:
-    """Remembers what has left this process unfit for its device."""
+    """Remembers what the other ranks may be victims of, and what has left this process unfit for its device."""
+    _raised.update(raised_at=time.monotonic(), of_a_peer=ranks.of_a_peer(error))
     if isinstance(error, SpoiledError):
         _spoiled.append(one_line(error))
 
@@ -334,12 +345,25 @@ def _overwrite(x: Tensor) -> None:
 
 _held: dict[str, _Held] = {}
 _spoiled: list[str] = []
+_seats: list[ranks.Seat] = []  # of this process, at most one
+_raised: dict[str, Any] = {}  # by the call under way, by the clock that all processes of a machine share
 device_timer = functools.cache(timer_for)
 
 
 def started_threads(tell: Tell) -> str:
     """See `harness.machine.fork_server`."""
     return fork_server.started_threads
+
+
+def refuse(tell: Tell, why: str) -> None:
+    """Answer that a call cannot be made."""
+    raise RemoteError(why, Cause.ERROR)
+
+
+def join(tell: Tell) -> None:
+    """Meet the other ranks."""
+    ranks.join(_seats[0])
+    process_state.begin()
 
 
 def clear(tell: Tell, device: str) -> dict[str, Any]:
@@ -434,7 +458,7 @@ def _prepared(
         rows += numerics_rows(planned, arm, numerics)  # refuses a figure that is none
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
         resolved, cause = resolved | about(error), cause_of(error, Cause.BUILD)
-        rows.append(row(planned, name, "failed", "", resolved, one_line(error), cause=cause))
+        rows.append(row(planned, name, "failed", "", resolved, _words(error), cause=cause))
         _note(error)
         return None
     if not numerics.ok:
@@ -563,8 +587,8 @@ def sample(
     try:
         for _ in range(lead):
             fn()
-        # Nothing is in flight after a call on the host, nor after a step that ranks have taken
-        has_ended = type(timer).synchronize is CpuTimer.synchronize
+        # Nothing is in flight after a call on the host; after a step of ranks their next collectives may be
+        has_ended = isinstance(timer, RanksTimer) or type(timer).synchronize is CpuTimer.synchronize
         unfinished_ms = 0.0 if has_ended else _unfinished_ms(fn, timer)
         marks = {"split": held.work.split} if split else {}
         with timer.annotate(arm):
@@ -614,7 +638,7 @@ def trial(tell: Tell, planned: PlannedCase, arm: str, device: str, workspace: Pa
         made = suite.trial(planned.case, arm, device, workspace, on_step)
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
         trace = "".join(traceback.format_exception(error))[-4000:]
-        made = Trial((), failure=one_line(error), cause=cause_of(error, Cause.RUN))
+        made = Trial((), failure=_words(error), cause=cause_of(error, Cause.RUN))
         _note(error)
     return {
         "series": [

@@ -1,5 +1,7 @@
 """Arms as the parent has them: a process each, which lives for the whole sweep and is told what to do a block at a time.
 
+An arm of several ranks is as many processes, of one case: each is told the same, and of samples the slowest rank's count.
+
 The process takes its samples itself (`harness.engine.arm_process`); no message is in a sample, and all arms of a case stay in the
 same rounds, in random order. Where they compute on one GPU, all but one are idle at any time, and what the allocator of one
 keeps in reserve is released before the next one builds. An arm whose process dies, or is silent for too long, fails alone.
@@ -13,25 +15,23 @@ from __future__ import annotations
 import functools
 import json
 import math
-import multiprocessing
-import os
-import secrets
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness.engine import arm_process, process_state
-from harness.engine.arm_process import Conditions, answered, serve
+from harness.engine.arm_process import Conditions, answered
+from harness.engine.far import Far
 from harness.engine.rows import PreparedArm, row
+from harness.engine.served import PRELOADED, Served
 from harness.engine.stages import Stage, StageKind, Steps
-from harness.machine import fork_server
-from harness.machine.processes import MARK, Deadline, ending, kill_all_of, patience, watch_stops
+from harness.machine import fork_server, ranks, torchrun
+from harness.machine.processes import Deadline, patience, watch_stops
 from harness.store.case import original_name
 from harness.store.errors import Cause, LateError, RemoteError, cause_of, one_line
 from harness.timing.clock import Split
@@ -39,9 +39,6 @@ from harness.timing.timers import CpuTimer
 from harness.timing.workload import Numerics, Workload
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-
     from harness.engine.bench import Setting
     from harness.engine.plan import PlannedCase
     from harness.store.measurement import Measurement
@@ -49,78 +46,15 @@ if TYPE_CHECKING:
     from harness.timing.timers import L2State
 
 
-KEPT_BYTES = 4000  # of what was printed last
-HANDED_BYTES = 65_536  # of one job: a log is no place for more
-READ_BYTES = 1 << 16
-
-OnLines = Callable[[list[str]], None]
-
-
-class Printed:
-    """Standard output and error of one worker, by a pipe.
-
-    Args:
-        pipe: the end to read from.
-        on_lines: given whole lines as they come, of one job at most `HANDED_BYTES`.
-    """
-
-    def __init__(self, pipe: Connection, on_lines: OnLines) -> None:
-        os.set_blocking(pipe.fileno(), False)
-        self.inode = os.fstat(pipe.fileno()).st_ino  # by which whoever holds the other end is known
-        self._on_lines = on_lines
-        self._kept = self._line = b""
-        self._handed = 0
-        self.pipe: Connection | None = pipe
-
-    def begin(self) -> None:
-        """Another job begins."""
-        self._kept, self._handed = b"", 0
-
-    def listen(self) -> None:
-        """Reads what there is."""
-        try:
-            while self.pipe is not None and (piece := os.read(self.pipe.fileno(), READ_BYTES)):
-                self._kept = (self._kept + piece)[-KEPT_BYTES:]
-                self._hand_on(piece)
-                if len(piece) < READ_BYTES:
-                    return  # one that never stops printing must not keep this process from its other workers
-        except BlockingIOError:
-            return
-        self.close()  # the worker has closed its end
-
-    def last_lines(self) -> str:
-        """The end of what the job has printed, of what was read."""
-        if self._line:
-            self._hand_on(b"\n")
-        return self._kept.decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """Reads no more."""
-        if self.pipe is not None:
-            self.pipe.close()
-            self.pipe = None
-
-    def _hand_on(self, piece: bytes) -> None:
-        *lines, self._line = (self._line + piece).split(b"\n")
-        self._line = self._line[-HANDED_BYTES:]
-        if not lines or self._handed > HANDED_BYTES:
-            return
-        self._handed += sum(len(line) + 1 for line in lines)
-        more = [b"(left out: what this job prints from here on)"] if self._handed > HANDED_BYTES else []
-        self._on_lines([line.decode(errors="replace") for line in (*lines, *more)])
-
-
-PRELOADED = ["harness.engine.arm_process"]  # nothing of it starts a thread; pyarrow would
 COMPILER = "torch._inductor.compile_fx"  # some seconds, once in the server for all processes
 SILENCE_S = 1800.0  # without a sign of life, beside the time that the timing itself may take
-MESSAGE_BYTES = 2**28
+TIE_S = 0.1  # for a rank that was at fault a moment before the one that is known to be
 LEAK_BYTES = (
     2**30
 )  # of resident memory above what the first case of a process left: then another takes its place
 
 Tell = Callable[[Stage | Steps | list[str]], None]
 Meanwhile = Callable[[], object] | None
-_starting = threading.Lock()
 _anew: list[str] = []  # why processes are not forked
 
 
@@ -141,11 +75,13 @@ class Limits:
         silence_s: a process may work on one call for so long without a sign of life.
         wall_s: a case, or a run, may take so long in all.
         budget_s: start nothing after so many seconds.
+        grace_s: for the rank at fault to show, after another one has seen that its peer is gone.
     """
 
     silence_s: float = SILENCE_S
     wall_s: float = math.inf
     budget_s: float = math.inf
+    grace_s: float = 3.0
 
 
 def silence_s(timing: TimingConfig) -> float:
@@ -174,11 +110,13 @@ class Link:
         device: "cpu" or "cuda".
 
     Attributes:
-        pid: number of its process; 0 for this one.
+        pids: numbers of its processes; none for this one.
+        world: how many ranks it is.
         lost: why this process can use its device no more; "" while it can. Every later call fails by that, and not by its own.
     """
 
-    pid, lost = 0, ""
+    pids: tuple[int, ...] = ()
+    world, lost = 1, ""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -193,7 +131,7 @@ class Link:
         meanwhile: Meanwhile = None,
         tell: Tell = lambda sign: None,
     ) -> Any:
-        """What `fn(tell, *args)` returns there, as JSON has it.
+        """What `fn(tell, *args)` returns there, as JSON has it; of several ranks that of the first, or of the one at fault.
 
         Args:
             fn: of `harness.engine.arm_process`.
@@ -206,21 +144,33 @@ class Link:
             RemoteError: it raised there, or the process is gone, silent, or has lost its device.
             LateError: it was not done in time.
         """
-        answer = self._answer(fn, args, what, meanwhile, tell)
-        if "failed" in answer:
-            raise RemoteError(str(answer["failed"]), Cause(answer["cause"]))
-        return answer["result"]
+        return self.ask_each(fn, *args, what=what, meanwhile=meanwhile, tell=tell)[0]
 
-    def _answer(
+    def ask_each(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        what: str = "",
+        meanwhile: Meanwhile = None,
+        tell: Tell = lambda sign: None,
+    ) -> list[Any]:
+        """`ask`, of each rank; where one is at fault, its result alone."""
+        answers = self._answers(fn, args, what, meanwhile, tell)
+        for answer in answers:
+            if "failed" in answer:
+                raise RemoteError(str(answer["failed"]), Cause(answer["cause"]))
+        return [answer["result"] for answer in answers]
+
+    def _answers(
         self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
-    ) -> dict[str, Any]:
+    ) -> list[dict[str, Any]]:
         if self.lost:
             raise RemoteError(self.lost, Cause.DEVICE_LOST)
         answer: dict[str, Any] = json.loads(answered(fn, args, tell, (Exception, SystemExit)))
         self.lost = self.lost or arm_process.lost(self._device)
         if meanwhile is not None:
             meanwhile()
-        return answer
+        return [answer]
 
     def close(self, until: Deadline | None = None) -> None:
         """End it, or give up all arms; `until`: for it to be gone."""
@@ -228,145 +178,179 @@ class Link:
 
 
 class Process(Link):
-    """A process that does what it is asked, until it is closed or has died.
+    """A process, or one for each rank, that does what it is asked, until it is closed or has died.
 
     Args:
         conditions: that it starts with.
         limits: of its silence.
         tell: given the lines that it prints.
+        world: ranks.
+        device: of their process group.
 
     Attributes:
-        pid: its number.
         fault: why it can be asked no more; "" while it can.
         until: it may work until then (`time.monotonic`), whatever it says.
+
+    Raises:
+        RemoteError: its ranks could not meet.
     """
 
-    def __init__(self, conditions: Conditions, limits: Limits, tell: Tell) -> None:
-        self._limits, self.fault, self.until = limits, "", math.inf
-        self._tell, self._conditions = tell, conditions
-        self._start()
-        # A suite's module makes arms of all installed peers, asked for or not, and so imports them in the server
-        if not _anew and (culprit := self.ask(arm_process.started_threads, what="its start")):
-            _anew.append(
-                f"importing {culprit} starts threads, which a fork does not take over: each process is started anew, in seconds"
-            )
-            tell(_anew)
-            self.close()
-            self.fault = ""
+    def __init__(
+        self, conditions: Conditions, limits: Limits, tell: Tell, world: int = 1, device: str = "cpu"
+    ) -> None:
+        self._limits, self.fault, self.until, self.world = limits, "", math.inf, world
+        self._tell, self._conditions, self._device = tell, conditions, device
+        try:
             self._start()
+            # A suite's module makes arms of all installed peers, asked for or not, and so imports them in the server
+            culprits = self.ask_each(arm_process.started_threads, what="its start") if not _anew else []
+            if culprit := next(filter(None, culprits), ""):
+                _anew.append(
+                    f"importing {culprit} starts threads, which a fork does not take over: each process is started anew, in "
+                    "seconds"
+                )
+                tell(_anew)
+                self.close()
+                self.fault = ""
+                self._start()
+            if world > 1:
+                self.ask(arm_process.join, what="its start")
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn") if _anew else fork_server.context(PRELOADED)
-        self._ours, theirs = context.Pipe()
-        output, output_pipe = context.Pipe(duplex=False)
-        self._printed = Printed(output, self._tell)
-        environ = self._conditions.environ
-        self._mark = ".".join(filter(None, [environ.get(MARK, ""), secrets.token_hex(8)]))
-        own = replace(self._conditions, environ={**environ, MARK: self._mark})
-        # Not a daemon: a suite may start processes of its own.
-        self._process: BaseProcess = context.Process(
-            target=serve, args=(theirs, output_pipe, own), daemon=False
-        )
-        with _starting:
-            self._process.start()
-        self.pid = self._process.pid or 0
-        theirs.close()
-        output_pipe.close()
+        self._ones: list[Served | Far] = []
+        if self.world == 1:
+            self._ones.append(Served(self._conditions, self._tell, anew=bool(_anew)))
+        else:
+            # A collective must not end before whoever waits for the ranks finds the one that does not come
+            patience_s = 2 * self._limits.silence_s + 60
+            self._folder = tempfile.TemporaryDirectory()
+            of_torchrun = torchrun.leads(self.world)
+            store = torchrun.meeting() if of_torchrun else f"{self._folder.name}/store"
+            found = ranks.Meeting(self.world, self._device, store, patience_s, torchrun.hosts(self.world))
+            for rank in range(self.world):
+                if of_torchrun and rank:
+                    self._ones.append(Far(rank, found, self._lines_of(rank), anew=bool(_anew)))
+                    continue
+                gpu, interface = (
+                    (torchrun.local_rank(), torchrun.interface(found.hosts)) if of_torchrun else (rank, "lo")
+                )
+                seat = ranks.Seat(rank, gpu, interface, found)
+                self._ones.append(Served(self._conditions, self._lines_of(rank), seat, anew=bool(_anew)))
+        self.pids = tuple(one.pid for one in self._ones if one.pid)
 
-    def _answer(
+    def _lines_of(self, rank: int) -> Callable[[list[str]], None]:
+        return lambda lines: self._tell([f"rank {rank}: {line}" for line in lines])
+
+    def _answers(
         self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
-    ) -> dict[str, Any]:
+    ) -> list[dict[str, Any]]:
         if self.fault:
             raise RemoteError(self.fault, Cause.DIED)
-        self._printed.begin()
-        try:
-            message = ForkingPickler.dumps((fn, args))
-        except Exception as error:  # whatever an object raises that does not let itself be pickled
-            why = (
-                f"cannot be handed to a worker process ({one_line(error)}); isolate=false does it in this one"
-            )
-            raise RemoteError(why, Cause.ERROR) from error
-        with suppress(OSError):  # that it is gone shows below
-            self._ours.send_bytes(message)
+        for one in self._ones:
+            one.send(fn, args)
         if meanwhile is not None:
             meanwhile()
-        deadline = time.monotonic() + self._limits.silence_s
-        while True:
-            pipe = [self._printed.pipe] if self._printed.pipe is not None else []
-            left = min(deadline, self.until) - time.monotonic()
-            # The pipe last: where the answer is there, so is all that was printed before it.
-            ready = wait([self._ours, self._process.sentinel, *pipe], max(0.0, left))
-            if self._printed.pipe in ready:
-                self._printed.listen()
-            if self._ours in ready:
-                answer = self._receive(what)
-                if "Stage" in answer:
-                    tell(Stage(StageKind(answer["Stage"][0]), answer["Stage"][1]))
-                elif "Steps" in answer:
-                    tell(Steps(*answer["Steps"]))
-                    what = f"step {answer['Steps'][0]} of {answer['Steps'][1]}"
-                else:
-                    self._printed.last_lines()
-                    return answer
-                deadline = time.monotonic() + self._limits.silence_s
-            elif self._process.sentinel in ready:
-                self._died(what)
-            elif time.monotonic() >= self.until:
-                self._end(
-                    f"not done within {self._limits.wall_s:g} s after {what}; case_wall_s=SECONDS allows more"
-                )
-                raise LateError(self.fault)
-            elif time.monotonic() >= deadline:
-                why = (
-                    f"no sign of life for {self._limits.silence_s:g} s since {what}: it computes for longer, which "
-                    "case_timeout_s=SECONDS allows, or waits for what never comes, which no time mends"
-                )
-                self._end(why)
-                raise RemoteError(why, Cause.TIMEOUT)
+        found: dict[int, dict[str, Any]] = {}
+        wrong: list[tuple[bool, float, int]] = []  # of a peer, when, which rank
+        silent, ends = time.monotonic() + self._limits.silence_s, math.inf
+        while len(found) < self.world and (now := time.monotonic()) < ends:
+            of = {on: rank for rank, one in enumerate(self._ones) if rank not in found for on in one.waited()}
+            ready = wait([*of], max(0.0, min(silent, self.until, ends) - now))
+            heard = {rank: self._ones[rank].heard(ready) for rank in sorted({of[on] for on in ready})}
+            for rank, answer in heard.items():
+                if answer is None:
+                    continue
+                silent = time.monotonic() + self._limits.silence_s
+                if sign := _sign(answer):
+                    what = f"step {sign.done} of {sign.total}" if isinstance(sign, Steps) else what
+                    if not rank:  # which speaks for all
+                        tell(sign)
+                    continue
+                found[rank] = answer
+                if "result" not in answer or "raised_at" in answer:
+                    of_a_peer = bool(answer.get("of_a_peer"))
+                    wrong.append((of_a_peer, float(answer.get("raised_at", time.monotonic())), rank))
+                    grace_s = self._limits.grace_s + max(one.silent_s for one in self._ones)
+                    ends = min(ends, time.monotonic() + (grace_s if of_a_peer else TIE_S))
+            if not any(heard.values()) and not wrong:
+                self._refuse_to_wait(found, silent, what)
+        if not wrong:
+            return [found[rank] for rank in range(self.world)]
+        *_, guilty = min(wrong)
+        return [self._of_the_guilty(guilty, found[guilty], what, len(found) == self.world)]
 
-    def _receive(self, what: str) -> dict[str, Any]:
-        """The next message: data, whatever the arm has made of its process."""
-        try:
-            answer = json.loads(self._ours.recv_bytes(MESSAGE_BYTES))
-            if isinstance(answer, dict) and answer.keys() & {"result", "failed", "Stage", "Steps"}:
-                return answer
-            why = "no message"
-        except EOFError:
-            self._died(what)
-        except ConnectionError:
-            self._died(what)
-        except (OSError, ValueError, RecursionError, MemoryError) as error:
-            why = one_line(error)
-        self._end(f"its rows cannot be read: {why}")
-        raise RemoteError(self.fault, Cause.ERROR)
+    def _refuse_to_wait(self, found: dict[int, Any], silent: float, what: str) -> None:
+        """Ends all, where the time is up."""
+        if time.monotonic() >= self.until:
+            self._end(
+                f"not done within {self._limits.wall_s:g} s after {what}; case_wall_s=SECONDS allows more"
+            )
+            raise LateError(self.fault)
+        if time.monotonic() < silent:
+            return
+        stand = ""
+        if self.world > 1:
+            stacks = {rank: one.stack() for rank, one in enumerate(self._ones) if rank not in found}
+            stand = ranks.late(stacks, {*found}, self.world)[1] + "; "
+        why = (
+            f"{stand}no sign of life for {self._limits.silence_s:g} s since {what}: it computes for longer, which "
+            "case_timeout_s=SECONDS allows, or waits for what never comes, which no time mends"
+        )
+        self._end(why)
+        raise RemoteError(why, Cause.TIMEOUT)
 
-    def _died(self, what: str) -> None:
-        self._process.join(5)
-        self._printed.listen()
-        printed = self._printed.last_lines()
-        said = f": {printed.splitlines()[-1][:200]}" if printed else ""
-        how = ending(self._process.exitcode or 0)
-        self._end(f"its process died ({how}) after {what}{said}; resume=RUN_ID runs it again")
-        raise DiedError(self.fault, printed)
+    def _of_the_guilty(
+        self, rank: int, answer: dict[str, Any], what: str, all_answered: bool
+    ) -> dict[str, Any]:
+        """The answer of the rank at fault; its victims end."""
+        who = f"rank {rank} of {self.world}{self._ones[rank].host}: " if self.world > 1 else ""
+        if "lost" in answer:
+            self._end(f"{who}{answer['lost']}")
+            raise DiedError(self.fault, "")
+        if "died" in answer:
+            printed = answer["printed"]
+            said = f": {printed.splitlines()[-1][:200]}" if printed else ""
+            self._end(
+                f"{who}its process died ({answer['died']}) after {what}{said}; resume=RUN_ID runs it again"
+            )
+            raise DiedError(self.fault, printed)
+        if "unreadable" in answer:
+            self._end(f"{who}its rows cannot be read: {answer['unreadable']}")
+            raise RemoteError(self.fault, Cause.ERROR)
+        if not all_answered:
+            self._end(f"{who}it has failed, and the others wait for it")
+        return answer
 
     def kill(self) -> None:
         """End the process and all that it has started; whoever waits for an answer hears of it."""
-        kill_all_of(self.pid, self._mark, self._printed.inode)
-        self._process.kill()
+        for one in self._ones:
+            one.kill()
 
     def _end(self, fault: str, until: Deadline | None = None) -> None:
         self.fault = fault
         self.kill()
         fork_server.end_if_stopped()
-        self._process.join((until or patience()).left())
+        until = until or patience()
+        for one in self._ones:
+            one.join(until)
 
     def close(self, until: Deadline | None = None) -> None:
         """See `Link`."""
         self._end(self.fault or "it has ended", until)
-        self._ours.close()
-        self._printed.listen()
-        self._printed.last_lines()
-        self._printed.close()
+        for one in self._ones:
+            one.close()
+        if self.world > 1:
+            self._folder.cleanup()
+
+
+def _sign(answer: dict[str, Any]) -> Stage | Steps | None:
+    """A sign of life."""
+    if "Stage" in answer:
+        return Stage(StageKind(answer["Stage"][0]), answer["Stage"][1])
+    return Steps(*answer["Steps"]) if "Steps" in answer else None
 
 
 class DiedError(RemoteError):
@@ -408,11 +392,11 @@ class Crew:
             link.kill()  # all of them before one is waited for
         self.keep(())
 
-    def begin(self, arms: Sequence[str], shared: bool = False) -> None:
-        """A case of these arms begins: other processes end. `shared`: all of them have one process (their ranks are in it)."""
-        self._shared = "" if shared or self._conditions is None else None
+    def begin(self, arms: Sequence[str], world: int = 1) -> None:
+        """A case of these arms begins, each of so many ranks, which have processes of their own: other processes end."""
+        self._world, self._here = world, self._conditions is None and world == 1
         self._until = time.monotonic() + self._limits.wall_s
-        self.keep(arms if self._shared is None else [""])
+        self.keep([""] if self._here else arms)
 
     def keep(self, arms: Sequence[str]) -> None:
         """Ends the processes of all other arms."""
@@ -422,11 +406,13 @@ class Crew:
 
     def of(self, arm: str) -> Link:
         """The process of an arm."""
-        key = arm if self._shared is None else self._shared
+        key = "" if self._here else arm
         if key not in self.links:
-            given = self._conditions
+            given = self._conditions or Conditions.here()
             self.links[key] = (
-                Link(self._device) if given is None else Process(given, self._limits, self._tell)
+                Link(self._device)
+                if self._here
+                else Process(given, self._limits, self._tell, self._world, self._device)
             )
         link = self.links[key]
         if isinstance(link, Process):
@@ -437,18 +423,18 @@ class Crew:
 
     def retire(self, arm: str, until: Deadline | None = None) -> None:
         """Ends the process of an arm: the next case gets another one."""
-        key = arm if self._shared is None else self._shared
+        key = "" if self._here else arm
         if (link := self.links.pop(key, None)) is not None:
             link.close(until)
         self._settled.pop(key, None)
 
     def end(self, rows: Iterable[Measurement]) -> list[Measurement]:
-        """The case has ended: what its arms hold is given up. A process is not used again whose arm failed, that keeps more and
-        more memory, or for which the arm has set something (`process_state`): the rows say what.
+        """The case has ended: what its arms hold is given up. A process is not used again that is a rank, whose arm failed, that
+        keeps more and more memory, or for which the arm has set something (`process_state`): the rows say what.
         """
         rows, noted = list(rows), {}
         failed = {original_name(one.arm) for one in rows if one.status == "failed"}
-        for name in failed if self._conditions is not None else ():
+        for name in [*self.links] if self._world > 1 else failed if not self._here else ():
             self.retire(name)
         for key, link in list(self.links.items()):
             resident, changed = LEAK_BYTES * 1024, []
@@ -472,7 +458,7 @@ class Crew:
 
     def pids(self) -> list[int]:
         """Numbers of the processes."""
-        return [link.pid for link in self.links.values() if link.pid]
+        return [pid for link in self.links.values() for pid in link.pids]
 
     def kill(self) -> None:
         """From another thread: end all processes, and each that is started from now on, so that whoever waits for one goes on."""
@@ -511,28 +497,29 @@ class RemoteArm:
             **{field: facts[field] for field in arm_process.PLAIN},
         )
 
-    def ask(self, fn: Callable[..., Any], *args: Any, meanwhile: Callable[[], object] | None = None) -> Any:
-        """See `Link.ask`."""
+    def ask_each(self, fn: Callable[..., Any], *args: Any, meanwhile: Meanwhile = None) -> list[Any]:
+        """See `Link.ask_each`."""
         what = f"timing began in arm {self.name}"
-        return self._link.ask(fn, self.name, *args, what=what, meanwhile=meanwhile)
+        return self._link.ask_each(fn, self.name, *args, what=what, meanwhile=meanwhile)
 
     @contextmanager
     def _resident(self) -> Iterator[None]:
-        self.ask(arm_process.enter)
+        self.ask_each(arm_process.enter)
         try:
             yield
         finally:
             with suppress(RemoteError):  # a fault was raised where it happened
-                self.ask(arm_process.leave, self._device)
+                self.ask_each(arm_process.leave, self._device)
 
     def finish(self) -> tuple[str, Cause]:
         """Why its times do not count, and the cause; takes in what its workload has found meanwhile."""
         try:
-            found = self.ask(arm_process.finish)
+            every = self.ask_each(arm_process.finish)
         except RemoteError as error:  # a timing that failed by it has its own words for it
             return f"what it did while it was timed is not known: {one_line(error)}", error.cause
         assert isinstance(self.workload.resolved, dict)
-        self.workload.resolved.update(found["resolved"])
+        self.workload.resolved.update(every[0]["resolved"])
+        found = next((one for one in every if one["fault"]), every[0])
         return str(found["fault"]), Cause(found["cause"])
 
 
@@ -597,7 +584,7 @@ class RemoteClosure:
     def wait(self) -> None:
         """Make the calls that are queued."""
         if queued := self.take_queued():
-            self.arm.ask(arm_process.call, self.name, queued)
+            self.arm.ask_each(arm_process.call, self.name, queued)
 
 
 class RemoteTimer:
@@ -629,11 +616,12 @@ class RemoteTimer:
         split: Split | None = None,
     ) -> list[float]:
         how = (fn.name, way, n, calls, fn.take_queued(), self._on_host, self._rotating, split is not None)
-        taken = fn.arm.ask(arm_process.sample, *how, meanwhile=probe)
-        self.late, self.disturbed = taken["late"], taken["disturbed"]
+        every = fn.arm.ask_each(arm_process.sample, *how, meanwhile=probe)
+        self.late = max(taken["late"] for taken in every)
+        self.disturbed = next((taken["disturbed"] for taken in every if taken["disturbed"]), "")
         if split is not None:
-            split.samples_ms = taken["split"]
-        return [float(sample) for sample in taken["samples"]]
+            split.samples_ms = _slowest([taken["split"] for taken in every])
+        return _slowest([taken["samples"] for taken in every])
 
     def rotating(self) -> RemoteTimer | None:
         """See `Timer`."""
@@ -649,6 +637,11 @@ class RemoteTimer:
     def annotate(self, name: str) -> AbstractContextManager[object]:
         """The range is opened where the work is done."""
         return nullcontext(name)
+
+
+def _slowest(by_rank: list[list[float]]) -> list[float]:
+    """The longest time of any rank by sample; [] where a rank has none."""
+    return [float(max(times)) for times in zip(*by_rank, strict=True)] if all(by_rank) else []
 
 
 def _checked() -> Numerics:

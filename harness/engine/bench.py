@@ -17,6 +17,7 @@ from harness.machine import environment
 from harness.store.case import control_name, original_name
 from harness.store.errors import Cause
 from harness.timing.rounds import measure, measure_sustained
+from harness.timing.workload import world_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -81,7 +82,7 @@ def measure_case(
     """
     timing, seed = setting.timing, setting.seed
     rows = skipped_rows(planned)
-    crew.begin(planned.runnable, shared=int(dict(planned.case.axes).get("ranks") or 1) > 1)
+    crew.begin(planned.runnable, world_of(planned.suite, planned.case))
     arms: dict[str, PreparedArm] = {}
     remotes: dict[str, RemoteArm] = {}
     for name in planned.runnable:

@@ -29,7 +29,7 @@ from harness.engine.stages import Mark, Stage, Steps
 from harness.machine.gpu_monitor import GpuMonitor, monitor_for
 from harness.store.errors import RETRYABLE, Cause, LateError, cause_of, one_line
 from harness.store.run_files import CHECKPOINTS
-from harness.timing.workload import runs_alone
+from harness.timing.workload import runs_alone, world_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -330,7 +330,7 @@ class _Run:
 def _trial(task: Task, crew: Crew, device: str, tell: Callable[[What], None]) -> list[Measurement]:
     """The rows of a run."""
     assert task.workspace is not None
-    crew.begin([task.arm])
+    crew.begin([task.arm], world_of(task.planned.suite, task.case))
     try:
         args = (task.planned, task.arm, device, task.workspace)
         made = crew.of(task.arm).ask(arm_process.trial, *args, what="its start", tell=tell)

@@ -117,9 +117,7 @@ def check(config: SweepConfig) -> None:
                 f"{key}={value:g}: expected a finite number above 0; null leaves the choice here"
             )
         if value is not None and not config.isolate:
-            raise UsageError(
-                f"{key}={value:g} limits worker processes, of which isolate=false and torchrun start none"
-            )
+            raise UsageError(f"{key}={value:g} limits worker processes, of which isolate=false starts none")
     if config.case_memory_gib is not None and config.device != "cpu":
         raise UsageError(
             f"case_memory_gib={config.case_memory_gib:g} limits the memory of device=cpu; a GPU ends a case that asks "
@@ -131,5 +129,5 @@ def check(config: SweepConfig) -> None:
         for key in ("workers", "devices"):
             if getattr(config, key) not in (None, 1):
                 raise UsageError(
-                    f"{key}={getattr(config, key)} needs worker processes, of which isolate=false and torchrun start none; leave one out"
+                    f"{key}={getattr(config, key)} needs worker processes, of which isolate=false starts none; leave one out"
                 )

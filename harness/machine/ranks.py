@@ -1,179 +1,93 @@
-"""Ranks: runs one function in several processes that form a process group, and brings back what each returned.
+"""Ranks: how the processes of one arm form a process group, and which of them is at fault.
 
-    results = run(train, 4, settings)          # train(settings) in 4 processes; results[rank]
-    gang = Gang(4); gang.run(build); gang.run(step); gang.close()   # the same processes for one call after another
-
-Processes are forked from a server that has imported what they need and holds no state, so that a rank starts in
-milliseconds and not in seconds. They meet through a file, so that no port can be in use. Where `torchrun` has already
-started this many ranks, those are taken instead (`harness.machine.torchrun`).
-
-When a rank raises or dies the others wait for it in a collective, so after a fault all are killed, with whatever they
-have started themselves: at most `GRACE_S` after the fault was seen, or when the time is up. Nothing outlives the process
-that called, either, be it killed. The error names the rank at fault (`harness.machine.rank_process`).
+They meet through a file, so that no port can be in use; where `torchrun` has started as many ranks, through its store
+(`harness.machine.torchrun`). When one raises or dies, the others wait for it in a collective.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-import tempfile
-import time
-from multiprocessing.connection import wait
-from multiprocessing.util import Finalize
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.machine import rank_process, torchrun
-from harness.machine.processes import patience
-from harness.machine.rank_process import Fault, Group, Rank, RanksError
-from harness.machine.torchrun import hosts
+from harness.machine import torchrun
+from harness.store.errors import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
-    from harness.machine.torchrun import FarRank
-
-__all__ = ["Fault", "Gang", "RanksError", "gpus_missing", "hosts", "run"]
-
-TIMEOUT_S = 120.0
-START_S = 120.0  # to start, import and meet
-GRACE_S = 3.0  # for the rank at fault to report, after another one has reported that its peer is gone
-TIE_S = 0.1  # for a rank that was at fault a moment earlier
+# What a rank sees of another one's end, by gloo, NCCL and the store
+_OF_A_PEER = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|DistStore|store timed out", re.I
+)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+_LIBRARY = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*)/")
 
 
-def run(
-    fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = TIMEOUT_S, device: str = "cpu"
-) -> list[Any]:
-    """Calls `fn(*args)` in `world` processes with torch.distributed initialised, one thread each.
-
-    Where ranks may be in different collectives (gloo aborts on another size than it expects, or all wait in one and none ends)
-    TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment has torch compare them, at 2.5 times their time, and say which sends what.
-
-    Args:
-        fn: importable by name; `torch.distributed.get_rank()` tells it who it is.
-        world: number of processes.
-        args: picklable.
-        timeout_s: for `fn`, from when all ranks have met; they have `START_S` to do so.
-        device: "cpu": gloo. "cuda": NCCL for tensors on GPUs, of which rank i has the i-th, and gloo for the others.
-
-    Returns:
-        What each rank returned (picklable), by rank.
-
-    Raises:
-        RanksError: a rank raised (with its traceback), died, or the time was up; `rank` is the one at fault.
-        ValueError: less than one rank, or more than there are GPUs.
-    """
-    if world < 1:
-        raise ValueError(f"world={world}: expected at least one rank")
-    if missing := gpus_missing(world, device):
-        raise ValueError(missing)
-    work = pickle.dumps((fn, args))  # refused here and not in every rank
-    gang = Gang(world, device, first=work)
-    try:
-        return gang.do(work, timeout_s)
-    finally:
-        gang.close()
-
-
-class Gang:
-    """Processes that form a process group and make one call after another, each on all ranks at once.
-
-    After a fault, and when nothing refers to it any more, none of the processes is left.
-
-    Args:
-        world: number of processes.
-        device: as in `run`.
-        first: a function, pickled, whose module they import before they meet, so that no call waits for it.
+class Meeting(NamedTuple):
+    """A process group, as its ranks are told of it.
 
     Attributes:
-        fault: why it can be used no more; None while it can.
-
-    Raises:
-        RanksError: the ranks did not meet.
-        ValueError: more ranks than there are GPUs.
+        world: ranks.
+        device: "cpu": gloo. "cuda": NCCL for tensors on GPUs, and gloo for the others.
+        store: where they meet: a file, or address:port|prefix of torch's store.
+        patience_s: for a collective; longer than whoever waits for the ranks.
+        hosts: on how many they are.
     """
 
-    fault: RanksError | None
-
-    def __init__(
-        self,
-        world: int,
-        device: str = "cpu",
-        first: bytes = b"",
-    ) -> None:
-        if missing := gpus_missing(world, device):
-            raise ValueError(missing)
-        self.world, self.fault = world, None
-        self._folder = tempfile.TemporaryDirectory()
-        self._ranks: list[Rank | FarRank] = []
-        # A worker leaves without atexit; multiprocessing's own finalizers run there before it joins its children
-        self._end = Finalize(self, _end, (self._ranks, self._folder), exitpriority=10)
-        environ = dict(os.environ)
-        folder = Path(self._folder.name)
-        try:
-            if torchrun.leads(world):
-                self._ranks += torchrun.group(world, device, folder, first, environ)
-            else:
-                for rank in range(world):
-                    own = Group(world, device, str(folder / "store"), "lo", rank)
-                    self._ranks.append(Rank(rank, own, folder, first, environ))
-            _collect(self._ranks, START_S)  # they have met
-        except BaseException:
-            self.close()
-            raise
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        timeout_s: float = TIMEOUT_S,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> list[Any]:
-        """Calls `fn(*args)` on all ranks.
-
-        Args:
-            fn: importable by name.
-            args: picklable.
-            timeout_s: for all of them to return.
-            meanwhile: called here while they work.
-
-        Returns:
-            What each rank returned (picklable), by rank.
-
-        Raises:
-            RanksError: a rank raised, died or was late, in this call or an earlier one; the processes are gone.
-        """
-        return self.do(pickle.dumps((fn, args)), timeout_s, meanwhile)
-
-    def do(self, work: bytes, timeout_s: float, meanwhile: Callable[[], object] | None = None) -> list[Any]:
-        """`run` of a function and arguments that are pickled already."""
-        if self.fault is not None:
-            raise RanksError(str(self.fault), self.fault.rank)
-        try:
-            for rank in self._ranks:
-                rank.send(work)
-            if meanwhile is not None:
-                meanwhile()
-            return _collect(self._ranks, timeout_s)
-        except BaseException as error:  # an interrupt too leaves ranks in the middle of something
-            # A copy: the error's traceback holds the frames that hold this, and with it the ranks of another arm
-            self.fault = RanksError(str(error), getattr(error, "rank", None))
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Ends the processes."""
-        self.fault = self.fault or RanksError("the ranks have ended", None)
-        self._end()
+    world: int
+    device: str
+    store: str
+    patience_s: float
+    hosts: int = 1
 
 
-def _end(ranks: list[Rank | FarRank], folder: tempfile.TemporaryDirectory[str]) -> None:
-    for one in ranks:
-        one.kill()
-    until = patience()
-    for one in ranks:
-        one.end(until)
-    folder.cleanup()
+class Seat(NamedTuple):
+    """A rank's place: its number, its GPU, the interface of the network for gloo."""
+
+    rank: int
+    gpu: int
+    interface: str
+    meeting: Meeting
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.meeting.world}"
+
+
+_joined: list[Meeting] = []  # of this process
+
+
+def join(seat: Seat) -> None:
+    """Forms the group. TORCH_DISTRIBUTED_DEBUG=DETAIL has torch compare the ranks' collectives, at 2.5 times their time."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import set_debug_level_from_env
+
+    meeting = seat.meeting
+    set_debug_level_from_env()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", seat.interface)
+    if meeting.device == "cuda":
+        torch.cuda.set_device(seat.gpu)
+    if meeting.store.startswith("/"):
+        store: Any = dist.FileStore(meeting.store, meeting.world)  # type: ignore[attr-defined]
+    else:
+        where, _, prefix = meeting.store.partition("|")
+        address, _, port = where.rpartition(":")
+        store = dist.PrefixStore(prefix, dist.TCPStore(address, int(port), is_master=False))  # type: ignore[attr-defined]
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if meeting.device == "cuda" else "gloo",
+        store=store,
+        rank=seat.rank,
+        world_size=meeting.world,
+        timeout=timedelta(seconds=meeting.patience_s),
+    )
+    _joined.append(meeting)
+
+
+def hosts() -> int:
+    """On how many hosts the group of this process computes."""
+    return _joined[0].hosts if _joined else 1
 
 
 def gpus_missing(world: int, device: str) -> str | None:
@@ -183,35 +97,48 @@ def gpus_missing(world: int, device: str) -> str | None:
     import torch
 
     here = torch.cuda.device_count()
-    if torchrun.leads(world):
+    if torchrun.started() == world > 1:
         world = torchrun.of_a_host()
     return None if here >= world else f"{world} ranks need {world} GPUs; here are {here}"
 
 
-def _collect(ranks: list[Rank | FarRank], timeout_s: float) -> list[Any]:
-    """An answer of each rank."""
-    results: dict[int, Any] = {}
-    faults: list[Fault] = []
-    waiting = list(ranks)
-    ends = time.monotonic() + timeout_s
-    # On another host a rank at fault may be gone with it, which shows by its silence
-    grace_s = GRACE_S if hosts(len(ranks)) == 1 else GRACE_S + 2 * torchrun.SILENT_S
-    while waiting:
-        ready = wait([r.ours for r in waiting], max(0.0, ends - time.monotonic()))
-        if not ready:
-            break
-        for rank in [r for r in waiting if r.ours in ready]:
-            answer = rank.answer()
-            waiting.remove(rank)
-            if isinstance(answer, Fault):
-                faults.append(answer)
-                ends = min(ends, time.monotonic() + (grace_s if answer.of_a_peer else TIE_S))
-            else:
-                results[rank.rank] = answer[1]
-    for rank in ranks:
-        rank.pass_on()
-    if faults:
-        raise rank_process.error(faults, len(ranks))
-    if waiting:
-        raise rank_process.late({r.rank: r.where() for r in waiting}, set(results), len(ranks), timeout_s)
-    return [results[rank.rank] for rank in ranks]
+def of_a_peer(error: BaseException) -> bool:
+    """Whether a rank only saw that another one was gone."""
+    return isinstance(error, RuntimeError) and bool(_OF_A_PEER.search(text_of(error)))
+
+
+def late(stacks: Mapping[int, str], ended: set[int], world: int) -> tuple[int | None, str]:
+    """Which of the ranks that have not ended in time is at fault, None where that is open, and where all stand.
+
+    Args:
+        stacks: of each of them, what faulthandler wrote of its main thread.
+        ended: the ranks that have.
+        world: number of ranks.
+    """
+    stands = {rank: _stands(stack) for rank, stack in stacks.items()}
+    idle = [rank for rank, (collective, _) in stands.items() if not collective]
+    # The odd one out: in no collective where others are, gone while others wait, or waiting in a place of its own.
+    alone = [rank for rank, at in stands.items() if list(stands.values()).count(at) == 1]
+    suspects = idle or sorted(ended) or alone
+    guilty = suspects[0] if len(suspects) == 1 else None
+    lines = [
+        f"rank {rank} {collective or 'is in no collective,'} {at}"
+        for rank, (collective, at) in stands.items()
+    ]
+    lines += [f"rank {rank} has returned" for rank in sorted(ended)]
+    at_fault = "" if guilty is None else f"rank {guilty} of {world} is at fault: "
+    if not idle:  # all wait, maybe in different ones
+        lines.append("with TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares the ranks' collectives")
+    return guilty, at_fault + "; ".join(lines)
+
+
+def _stands(stack: str) -> tuple[str, str]:
+    """Which collective a stack waits in ("" for none), and the place in a caller's own code."""
+    frames: list[Any] = [match for line in stack.splitlines() if (match := _FRAME.match(line))]
+    if not frames:
+        return "", "gives no sign of life"
+    own = next((i for i, frame in enumerate(frames) if not _LIBRARY.search(frame["file"])), len(frames) - 1)
+    calls = [frame["name"] for frame in frames[:own] if "/torch/distributed/" in frame["file"]]
+    named = next((name for name in reversed(calls) if name != "wrapper"), "")
+    place = frames[own]
+    return f"waits in {named}" if named else "", f"at {place['file']}:{place['line']} in {place['name']}"

@@ -41,7 +41,7 @@ from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Trial, Unsupported
 from harness.training import batches, meta_estimate
-from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train, train_on_ranks
+from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train
 from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
 
 if TYPE_CHECKING:
@@ -230,10 +230,7 @@ def work(case: Case) -> float:
 def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
     """Train one arm; every loss is a result."""
     job, world = job_of(case, arm, device), ranks_of(case)
-    if world > 1:
-        result = train_on_ranks(job_of, (case, arm, device), world, device, workspace, on_step)
-    else:
-        result = train(job, device, workspace, on_step)
+    result = train(job, device, workspace, on_step)
     resolved: dict[str, object] = {
         **facts_of(job.setup, job.regime, job.schedule),
         **_data_facts(case, device),

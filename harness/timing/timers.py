@@ -216,6 +216,43 @@ class CpuTimer:
         return nullcontext(name)
 
 
+class RanksTimer(CpuTimer):
+    """Whole steps that all ranks of an arm take together, each by the clock of its device; nothing is flushed.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+
+    method = "perf_counter_ranks"
+
+    def __init__(self, device: str) -> None:
+        if device == "cuda":
+            super().__init__(steps=EventClock())
+            self.method, self.l2, self.resolution_ms = "cuda_events_ranks", "warm", 5e-4
+        else:
+            super().__init__()
+
+    def back_to_back(
+        self,
+        fn: Callable[[], object],
+        n: int,
+        calls: int = 1,
+        probe: Callable[[], None] | None = None,
+        split: Split | None = None,
+    ) -> list[float]:
+        """n adjoining samples, begun by all ranks at once."""
+        import torch.distributed as dist
+
+        dist.barrier()
+        return super().back_to_back(fn, n, calls, probe, split)
+
+    block = back_to_back
+
+    def synchronize(self) -> None:
+        """Waits until this rank's device is idle."""
+        self._steps.settle()
+
+
 class CudaTimer(CpuTimer):
     """CUDA (or HIP) events on the current stream of the current device.
 

@@ -74,8 +74,7 @@ class Workload:
         recompile: of a compiled one: makes the next `run` compile again, so that it is timed with warm caches too.
         tokens: that one call processes; 0 where the word has no meaning.
         split: a point that `run` marks, up to which each of its samples is timed as well, as `split_metric`.
-        timer: takes the samples of `run` where its work is done in other processes, a harness.timing.timers.Timer; the
-            same for all arms of a case. None: the device's.
+        timer: takes the samples of `run`, a harness.timing.timers.Timer; the same for all arms of a case. None: the device's.
         unmetered: why no meter here knows the energy that `run` takes; "" where one may.
         profile: writes files to the run's folder and gives the figures read from them; None: not asked for.
     """
@@ -219,6 +218,15 @@ def runs_alone(suite: Plannable) -> bool:
     For whole steps under load, whose speed is that of the power and the air that the GPUs of a machine share.
     """
     return bool(getattr(suite, "ALONE", False))
+
+
+def world_of(suite: Plannable, case: Case) -> int:
+    """How many ranks, each a process, an arm of the case is: by its axis `ranks`, or by what the suite's `world` says.
+
+    In each of them the suite sees the process group, and does the same; what rank 0 answers counts, of times the slowest rank's.
+    """
+    own = getattr(suite, "world", None)
+    return int(own(case)) if own is not None else int(dict(case.axes).get("ranks") or 1)
 
 
 def check_request(suite: Plannable, runs: Mapping[Case, Collection[str]], judged: bool) -> bool:

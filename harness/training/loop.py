@@ -7,8 +7,8 @@ its kernels are deterministic: those that are not are named in the run's facts (
 at (held-out loss, diagnostics, checkpoints) leaves no trace in what is trained: see `untouched`.
 
 A run of several ranks is the same run on each of them, of a model that FSDP2 shards over all: batches of a step are shared
-out, a loss is the mean over ranks in their order, and ranks save and end together. They take some steps a command, so that
-progress is seen and a rank that hangs is found.
+out, a loss is the mean over ranks in their order, and ranks save and end together. Curves and facts are those of rank 0; the proof of
+FP8 is the worst of all ranks'.
 
 Steps count from 0. `loss`, `grad_norm` and `fp8_grad_norm` at step s are those of the batch of step s, before its update;
 `heldout_loss` at r is that of the weights after r updates.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import re
 import time
 import warnings
@@ -34,7 +33,6 @@ from torch import Tensor, nn
 from fp8core import PrecisionSchedule, amax_state_dict, load_amax_state_dict
 from fp8core.arguments import is_dtensor
 from fp8core.gemm import backend_named
-from harness.machine.ranks import Gang
 from harness.store.errors import UsageError, one_line, out_of_memory
 from harness.store.measurement import FIELD, ProofOutcome
 from harness.timing.workload import Series
@@ -42,7 +40,8 @@ from harness.training import meta_estimate
 from harness.training.batches import digest
 from harness.training.checkpoint import Checkpoints
 from harness.training.diagnostics import diagnose, untouched
-from harness.training.parallel.ranked import Crew, ask, hold, shard
+from harness.training.parallel.ranked import shard
+from harness.training.parallel.together import gathered
 from harness.training.setup import Setup, Trainee, prepare
 from harness.training.steps import facts_of as proof_facts
 from harness.training.steps import prove
@@ -104,7 +103,6 @@ Batches = Callable[[int], Sequence[Batch]]  # step -> its microbatches, each wha
 OnStep = Callable[[int, int], None]
 
 SAVING_S = 3.0  # that a checkpoint may take; where one takes longer, they are as much rarer
-SAID_S = 10.0  # between two commands to ranks, about
 PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the numeric noise floor
 
 
@@ -246,55 +244,6 @@ def train(job: TrainingJob, device: str, workspace: Path | None = None, on_step:
         return run.result()
 
 
-def train_on_ranks(
-    make: Callable[..., TrainingJob],
-    args: tuple[Any, ...],
-    world: int,
-    device: str,
-    workspace: Path,
-    on_step: OnStep,
-) -> Result:
-    """`train` on all ranks. Curves and facts are those of rank 0; the proof of FP8 is the worst of all ranks'.
-
-    Args:
-        make: importable by name; `make(*args)` is the job of any rank.
-        args: picklable.
-        world: ranks.
-        device: "cpu" or "cuda".
-        workspace: a folder of this run's own for checkpoints, which all ranks see.
-        on_step: called now and then with the steps done and their total.
-
-    Raises:
-        RanksError: a rank raised, died or was late.
-    """
-    crew, n = Crew(Gang(world, device, first=pickle.dumps(begin))), 1
-    try:
-        crew.run(hold, begin, make, args, device, workspace.absolute())
-        while (there := crew.run(ask, "advance", n, n=n)[0]) is not None:
-            assert crew.step_s is not None
-            n = max(1, int(SAID_S / crew.step_s))
-            on_step(*there)
-        found: list[Result] = crew.run(ask, "result")
-    finally:
-        crew.gang.close()
-    # What refutes stands over what could not be compared
-    for worst in (ProofOutcome.UNPROVEN, ProofOutcome.DISPROVED):
-        for one in found:
-            if one.facts.get(FIELD) == worst:
-                found[0].facts |= {name: one.facts[name] for name in ("verify", FIELD)}
-    return found[0]
-
-
-def begin(
-    make: Callable[..., TrainingJob], args: tuple[Any, ...], device: str, workspace: Path
-) -> TrainingRun:
-    """Makes the job on this rank, and loads its newest checkpoint."""
-    context = reproducible(device)
-    run = TrainingRun(make(*args), device, workspace, context.__enter__())
-    run.context = context  # to the end of this process
-    return run
-
-
 class TrainingRun:
     """A run under way, in this process alone or on this rank.
 
@@ -308,8 +257,6 @@ class TrainingRun:
         step: updates made.
         stopped: what was not finite, "" if all was.
     """
-
-    context: object = None
 
     def __init__(
         self, job: TrainingJob, device: str, workspace: Path | None, nondeterministic: list[str]
@@ -389,6 +336,12 @@ class TrainingRun:
         if self.checkpoints is not None and self.checkpoints.problems:
             self.facts["checkpoint_problems"] = self.checkpoints.problems
         self.facts["nondeterministic"] = self._nondeterministic
+        # What refutes stands over what could not be compared
+        every = gathered({name: self.facts.get(name) for name in ("verify", FIELD)})
+        for worst in (ProofOutcome.UNPROVEN, ProofOutcome.DISPROVED):
+            for one in every:
+                if one[FIELD] == worst:
+                    self.facts |= one
         return Result(self.curves, self.step if self.stopped else None, self.stopped, self.facts)
 
     def _is_due(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from harness.timing.workload import Numerics, Workload
 from harness.training import cuda_graph, meta_estimate, steps
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.models import ModelSpec, resolve
+from harness.training.parallel.together import first_fault, gathered
 from harness.training.setup import Setup, forward_of, prepare
 
 if TYPE_CHECKING:
@@ -175,33 +177,51 @@ class Stepper:
 
 
 class Arm:
-    """An arm in one process or several ranks, checked in one way.
+    """An arm in one process or several ranks, checked in one way: each does the same, and decides by what all have found.
 
     Attributes:
         setup: of one rank.
         device: where.
         resolved: what really runs.
-        controls: the first step without FP8, by rank.
+        control: the first step without FP8, of this rank.
         world: ranks.
-        on_all: what a method of the stepper, which takes up to n steps, gives on each rank.
+        stepper: in `resident`.
         resident: memory there, in its initial state, the first batch next; with `recorded=False` no step is replayed.
-        peaks: bytes allocated and reserved at most in `WATCHED` steps, by rank; not in `resident`.
         expected: what was predicted of it.
     """
 
     setup: Setup
     device: str
     resolved: dict[str, object]
-    controls: tuple[steps.FirstStep, ...]
+    control: steps.FirstStep
     world = 1
-    on_all: Callable[[str, int], list[Any]]
+    stepper: Stepper
     resident: Callable[..., AbstractContextManager[None]]
-    peaks: Callable[[], list[tuple[int, int]]]
     expected: Callable[[], Numerics]
 
     def replay_fault(self) -> str:
         """Why replayed steps are not the eager ones that were proved; "" if they are."""
         return ""
+
+    def _proved(self, proofs: list[tuple[str, dict[str, object]]]) -> tuple[str, dict[str, object]]:
+        """Why the precision of some rank is not proved, "" where all are; and its proof, by which `resolved` goes."""
+        # Of the rank that the fault names: another one's proof may hold
+        proof = next((found for why, found in proofs if why), proofs[0][1])
+        self.resolved |= proof
+        counts = [found.get("fp8_gemms") for _, found in proofs]
+        fault = first_fault([why for why, _ in proofs])
+        if not fault and len(set(counts)) > 1:
+            fault = f"ranks ran other numbers of FP8 GEMMs: {counts}"
+        if len(proofs) > 1:
+            self.resolved["proved_on_ranks"] = sum(not why for why, _ in proofs)
+        return fault, proof
+
+    def peak(self) -> tuple[int, int]:
+        """Bytes allocated and reserved at most in `WATCHED` steps; not in `resident`."""
+        with peak_memory() as peak, self.resident():
+            for _ in range(WATCHED):
+                self.stepper.run()
+        return peak.allocated, peak.reserved
 
     def offered(self, run: Callable[[], object], split: Split | None, **more: Any) -> Workload:
         """What the executor asks for."""
@@ -221,53 +241,31 @@ class Arm:
         """First step against the control's, then the precision, then the memory of some steps."""
         cause = Cause.NUMERICS
         with self.resident(recorded=False):
-            mine, bases = self.on_all("first_step", 1), self.controls
-            self.resolved |= {"first_loss": mean_loss(mine), "first_loss_control": mean_loss(bases)}
-            if len(mine) == 1:
+            mine, base = self.stepper.first_step(), self.control
+            losses = gathered([mine.loss, base.loss])
+            self.resolved |= {"first_loss": fmean(own for own, _ in losses)}
+            self.resolved |= {"first_loss_control": fmean(control for _, control in losses)}
+            if len(losses) == 1:
                 self.resolved["first_grad_norm_ratio"] = (
-                    mine[0].grad_norm / bases[0].grad_norm if bases[0].grad_norm else None
+                    mine.grad_norm / base.grad_norm if base.grad_norm else None
                 )
-                cosines = mine[0].cosines(bases[0]).values()
-                self.resolved["first_grad_cosine_min"] = min(cosines, default=None)
-            fault = first_fault([steps.first_step_fault(*both) for both in zip(mine, bases, strict=True)])
+                self.resolved["first_grad_cosine_min"] = min(mine.cosines(base).values(), default=None)
+            fault = first_fault(gathered(steps.first_step_fault(mine, base)))
             if not fault:
-                proofs = self.on_all("prove", steps.PROOF)
-                # Of the rank that the fault names: another one's proof may hold
-                proof = next((found for why, found in proofs if why), proofs[0][1])
-                self.resolved |= proof
-                counts = [found.get("fp8_gemms") for _, found in proofs]
-                fault = first_fault([why for why, _ in proofs])
-                if not fault and len(set(counts)) > 1:
-                    fault = f"ranks ran other numbers of FP8 GEMMs: {counts}"
+                fault, proof = self._proved(gathered(self.stepper.prove()))
                 cause = steps.cause_of_fault(proof)
-                if len(mine) > 1:
-                    self.resolved["proved_on_ranks"] = sum(not why for why, _ in proofs)
         if not fault:
             fault, cause = self.replay_fault(), Cause.NUMERICS
         if fault:
             return Numerics({}, ok=False, reason=fault, cause=cause)
         expected, measured = self.expected(), ("peak_memory_bytes", "reserved_memory_bytes")
         if torch.device(self.device).type == "cuda":
-            most = [float(max(sizes)) for sizes in zip(*self.peaks(), strict=True)]
+            most = [float(max(sizes)) for sizes in zip(*gathered(self.peak()), strict=True)]
             return replace(expected, values={**expected.values, **dict(zip(measured, most, strict=True))})
         why = f"the allocator of a {self.device} keeps no peak"
         if "predicted_memory_bytes" in expected.values:
             why += "; predicted_memory_bytes has the expected value"
         return replace(expected, skipped={**dict.fromkeys(measured, why), **expected.skipped})
-
-
-def first_fault(faults: list[str]) -> str:
-    """The first rank's that has one, named where there are several; "" where none has."""
-    many = len(faults) > 1
-    found = (
-        f"rank {rank} of {len(faults)}: {why}" if many else why for rank, why in enumerate(faults) if why
-    )
-    return next(found, "")
-
-
-def mean_loss(firsts: list[steps.FirstStep] | tuple[steps.FirstStep, ...]) -> float:
-    """Mean loss over ranks, whose batches are of equal size."""
-    return sum(first.loss for first in firsts) / len(firsts)
 
 
 class TimedArm(Arm):
@@ -288,7 +286,7 @@ class TimedArm(Arm):
         plain = without_fp8(setup)
         with self._memory_explained("building the model"):
             weights, first = control_of(plain, source, device)
-            self.controls = (first,)
+            self.control = first
             trainee = prepare(setup, device, weights="none")  # those of the control are put in
             self.stepper = Stepper(trainee, batches_of(plain, source, device))
             self._resident = Residency(trainee, weights, device)
@@ -327,21 +325,10 @@ class TimedArm(Arm):
                 finally:
                     stepper.replay = None
 
-    def on_all(self, method: str, n: int) -> list[Any]:
-        """In this process."""
-        return [getattr(self.stepper, method)()]
-
     def recompile(self) -> None:
         """Gives the compiler another code object over the same model."""
         trainee = self.stepper.trainee
         trainee.run = forward_of(trainee.model, self.setup, self.device)
-
-    def peaks(self) -> list[tuple[int, int]]:
-        """Those of this process."""
-        with peak_memory() as peak, self.resident():
-            for _ in range(WATCHED):
-                self.stepper.run()
-        return [(peak.allocated, peak.reserved)]
 
     def expected(self) -> Numerics:
         """The memory of a step."""

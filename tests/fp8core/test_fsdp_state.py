@@ -10,19 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import on_ranks
 import pytest
 import state_checks
 import torch
 from torch import nn
-
-from harness.machine import ranks
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """Folder of a checkpoint of two ranks, and how their run went on."""
     folder = str(tmp_path_factory.mktemp("checkpoint"))
-    first, second = ranks.run(state_checks.save, 2, folder)
+    first, second = on_ranks.run(state_checks.save, 2, folder)
     assert first == second
     return folder, first
 
@@ -37,7 +36,7 @@ def test_a_run_resumes_on_any_number_of_ranks(saved: tuple[str, dict[str, Any]],
     """Oracle: the run that went on; bitwise, with and without FP8 all-gather."""
     folder, run = saved
     for fp8 in (True, False):
-        for found in ranks.run(state_checks.resume, world, folder, fp8):
+        for found in on_ranks.run(state_checks.resume, world, folder, fp8):
             assert {key: run[key] for key in found} == found
 
 

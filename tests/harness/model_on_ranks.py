@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SLEEP_S = 0.15
-CHECKED = 8  # FP8 steps of this rank before the timed ones, at most: the first one and those of the proof
+CHECKED = 10  # FP8 passes before the timed steps, at most: two of estimates, the first step, the proof, what is counted
 _calls: list[None] = []
 
 

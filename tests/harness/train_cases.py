@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness import store
+from harness.engine.arms import Limits
 from harness.engine.bench import Setting
 from harness.engine.executor import run
 from harness.engine.plan import make_plan
@@ -55,6 +56,7 @@ def execute(
     *,
     timing: TimingConfig = QUICK,
     control: bool = False,
+    limits: Limits | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
     config: dict[str, Any] = {
@@ -64,7 +66,7 @@ def execute(
     plan = make_plan(SweepConfig.of(config), {"train": train})
     writer = store.RunWriter(folder, run_id="r", sweep="train", env_id="e", env={}, about={})
     setting = Setting("cpu", timing, control=control, folder=folder)
-    writer.close(run(plan, writer, setting).state)
+    writer.close(run(plan, writer, setting, limits=limits).state)
     return store.read(folder)
 
 

@@ -7,7 +7,7 @@ model is converted and wrapped, before anything is trained, and on every rank al
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +42,11 @@ from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
 from fp8core.proof.wire import Collectives, count_collectives
-from harness.machine import ranks
 from harness.store.tables import beside
 from harness.training.models.common import mean_cross_entropy
 from harness.training.models.llama import Llama, rotations
 from harness.training.parallel.job import BATCH, MARGIN, SEQ, SIZES, ULP, alone, deviation, train
+from harness.training.parallel.together import gathered
 from harness.training.setup import Trainee
 
 if TYPE_CHECKING:
@@ -70,24 +70,14 @@ SAME = "the same sums in the same order: bit for bit"
 @lru_cache(maxsize=64)
 def reference(job: ParallelRun) -> tuple[float, ...]:
     """The losses of one process."""
-    return _several((job,))[0]
+    return tuple(alone(job))
 
 
 @lru_cache(maxsize=64)
 def rounding(job: ParallelRun) -> float:
     """The bound where sums differ in their order."""
-    moved = _several(tuple(replace(job, perturb=draw) for draw in range(1, DRAWS + 1)))
+    moved = [alone(replace(job, perturb=draw)) for draw in range(1, DRAWS + 1)]
     return MARGIN * max([ULP, *(deviation(losses, reference(job)) for losses in moved)])
-
-
-def alone_each(jobs: Sequence[ParallelRun]) -> list[list[float]]:
-    """What a rank of its own does: one job after the other."""
-    return [alone(job) for job in jobs]
-
-
-def _several(jobs: tuple[ParallelRun, ...]) -> list[tuple[float, ...]]:
-    (curves,) = ranks.run(alone_each, 1, jobs, device=jobs[0].device)
-    return [tuple(losses) for losses in curves]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +136,7 @@ class Ran:
 
 
 def run(name: str, job: ParallelRun) -> Ran:
-    """What a rank of `harness.machine.ranks.run` does: the cell of that name, made of this job."""
+    """What a rank does: the cell of that name, made of this job."""
     cell = CELLS[name]
     own = cell.of(job)
     try:
@@ -173,6 +163,14 @@ def run(name: str, job: ParallelRun) -> Ran:
         }
         facts["scale_all_reduces_per_step"] = counts.scale_reductions / own.steps
     return Ran(tuple(losses), facts)
+
+
+def everywhere(name: str, job: ParallelRun) -> list[Ran]:
+    """`run` on all ranks, which part after it: what each has to say, on rank 0; nothing on the others."""
+    every = [Ran(**fields) for fields in gathered(asdict(run(name, job)))]
+    speaks = dist.get_rank() == 0
+    dist.destroy_process_group()  # or the one process that rank 0 holds them against would wait for the others
+    return every if speaks else []
 
 
 def _scales_rows(recipe: Recipe) -> bool:

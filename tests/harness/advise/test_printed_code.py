@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import code_on_ranks
+import on_ranks
 import pytest
 import torch
 from advise_fixtures import model
@@ -22,7 +23,6 @@ from harness.advise.command import answer, parse
 from harness.advise.libraries import candidates
 from harness.advise.recipes import candidates as our_candidates
 from harness.advise.views import AdviceView, as_code
-from harness.machine import ranks
 
 # No kernel here multiplies mxfp8, and no GPU is advised to take it: docs/advise.md
 RECIPES = [name for name in our_candidates(True) if name != "mxfp8"]
@@ -162,7 +162,7 @@ def printed(*more: str) -> str:
 
 def test_the_code_for_two_gpus_gathers_in_fp8() -> None:
     assert "with_fp8_all_gather()" in printed()
-    for (found,) in ranks.run(code_on_ranks.trained, 2, printed(), True):
+    for (found,) in on_ranks.run(code_on_ranks.trained, 2, printed(), True):
         assert found["ok"], found["line"]
         assert "gathered in FP8" in found["line"]
         assert found["layers"] == 4, "the head stays in bf16"
@@ -171,7 +171,7 @@ def test_the_code_for_two_gpus_gathers_in_fp8() -> None:
 def test_the_code_for_two_gpus_without_it_is_no_proof_of_it() -> None:
     code = printed("fp8_all_gather=false")
     assert "with_fp8_all_gather()" not in code
-    for claimed, plain in ranks.run(code_on_ranks.trained, 2, code, True, False):
+    for claimed, plain in on_ranks.run(code_on_ranks.trained, 2, code, True, False):
         assert not claimed["ok"]
         assert "the all-gather is not in FP8" in claimed["line"]
         assert plain["ok"], plain["line"]

@@ -242,13 +242,13 @@ def test_a_process_is_used_again_takes_over_conditions_and_is_replaced_when_it_l
         for size in (0, 64, 64, 0):
             crew.begin(["a", "b"])
             assert crew.of("a").ask(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
-            pids.append(crew.of("a").pid)
+            pids.append(crew.of("a").pids[0])
             crew.end([])
         assert pids[0] == pids[1] == pids[2] != pids[3]
         case = plan(ToySuite(ARMS={"a": ArmInfo("it fails")}), 1).cases[0]
         crew.end([row(case, "a", "failed", reason="planted", cause=Cause.RUN)])
         crew.begin(["a"])
-        assert crew.of("a").pid != pids[3]
+        assert crew.of("a").pids[0] != pids[3]
     assert not [pid for pid in pids if alive(pid)]
 
 

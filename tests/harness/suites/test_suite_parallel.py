@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import on_ranks
 import pytest
 import torch
 
 from fp8core import RECIPES
-from harness.machine import ranks
 from harness.suites.parallel import not_finite
 from harness.training.parallel import cells
 from harness.training.parallel.job import (
@@ -60,7 +60,7 @@ def test_a_wrong_gradient_lies_beyond_even_the_widest_bound(how: str, recipe: st
     """So that what passes the bound of rounding has the right gradients. Of FP8 that bound lets a tenth pass; without FP8
     it lets nothing pass, in the same cell."""
     job = ParallelRun(RECIPES[recipe] if recipe else None, microbatches=2)
-    curves = ranks.run(wrong, 2, how, job)
+    curves = on_ranks.run(wrong, 2, how, job)
     losses = [sum(each) / 2 for each in zip(*curves, strict=True)]
     assert cells.deviation(losses, cells.reference(job)) > cells.rounding(job)
 

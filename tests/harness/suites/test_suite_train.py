@@ -248,10 +248,10 @@ def test_what_ran_out_of_memory_is_let_go_with_the_report(monkeypatch: pytest.Mo
 
 def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     timed.control_of.cache_clear()
-    whole = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").controls[0]
+    whole = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
     timed.control_of.cache_clear()
     runs_out(monkeypatch, lambda made: made.recipe is None and made.batch > 1)
-    parts = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").controls[0]
+    parts = train._timed(case(batch=4), "tensorwise_eager", 4, "cpu").control
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
     assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
     timed.control_of.cache_clear()

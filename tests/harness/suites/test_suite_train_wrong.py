@@ -246,7 +246,7 @@ def test_only_the_controls_logits_are_looked_at(monkeypatch: pytest.MonkeyPatch)
     """What an arm's check keeps in memory is what its steps keep."""
     timed.control_of.cache_clear()
     made = train._timed(case(), "tensorwise_eager", 2, "cpu")
-    assert made.controls[0].logit_spread > 0
+    assert made.control.logit_spread > 0
     monkeypatch.setattr(steps, "spread_of_logits", None)
     assert made.check().ok
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import on_ranks
 import pytest
 import rank_jobs
 import torch
 from loop_jobs import curves
 from train_cases import divergence_case
 
+from harness.store.errors import RemoteError
 from harness.store.measurement import FIELD, ProofOutcome
 from harness.suites import divergence
 from harness.training import loop
@@ -21,20 +23,24 @@ from harness.training.setup import prepare
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from harness.store.case import Case
+    from harness.timing.workload import Trial
     from harness.training.loop import Result
 
 
-@pytest.fixture(autouse=True)
-def _one_step_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "SAID_S", 0.0)
+def trained(folder: Path, make: Any, until: int) -> Result:
+    """The run, as each rank makes it."""
 
-
-def run(folder: Path, make: Any = rank_jobs.job, until: int = rank_jobs.STEPS) -> Result:
     def stop(done: int, steps: int) -> None:
         if done == until:
             raise KeyboardInterrupt
 
-    return loop.train_on_ranks(make, (), 2, "cpu", folder, stop)
+    return loop.train(make(), "cpu", folder, stop)
+
+
+def run(folder: Path, make: Any = rank_jobs.job, until: int = rank_jobs.STEPS + 1) -> Result:
+    first: Result = on_ranks.run(trained, 2, folder, make, until)[0]
+    return first
 
 
 def test_cut_off_damaged_and_continued_it_is_the_whole_run_bit_for_bit(tmp_path: Path) -> None:
@@ -43,8 +49,8 @@ def test_cut_off_damaged_and_continued_it_is_the_whole_run_bit_for_bit(tmp_path:
     assert [step for step, _ in curves(whole)["heldout_loss", ""]] == [0, 2, 4]
     assert whole.facts[FIELD] == ProofOutcome.PROVED
     cut = tmp_path / "cut"
-    with pytest.raises(KeyboardInterrupt):
-        run(cut, until=3)
+    with pytest.raises(RemoteError, match="KeyboardInterrupt"):
+        run(cut, until=4)
     newest, before = sorted(cut.glob("step-*"), reverse=True)
     (shard,) = newest.glob("__1_*.distcp")
     shard.write_bytes(shard.read_bytes()[:-64] + bytes(64))
@@ -72,14 +78,18 @@ ON_RANKS: dict[str, Any] = {
 }  # fmt: skip
 
 
+def of_the_suite(case: Case, folder: Path) -> tuple[Trial, list[tuple[int, int]]]:
+    seen: list[tuple[int, int]] = []
+    return divergence.trial(case, "base", "cpu", folder, lambda *at: seen.append(at)), seen
+
+
 def test_the_suite_trains_on_ranks(tmp_path: Path) -> None:
     """Oracle: in float32 the whole model of one process, which both ranks' batches and all held-out ones go through."""
-    seen: list[tuple[int, int]] = []
     case = divergence_case(**(ON_RANKS | {"compute": "fp32"}))
-    trial = divergence.trial(case, "base", "cpu", tmp_path, lambda *at: seen.append(at))
+    trial, seen = on_ranks.run(of_the_suite, 2, case, tmp_path)[0]
     assert not trial.failure
     assert (trial.resolved["ranks"], trial.resolved["tokens_per_step"]) == (2, 64)
-    assert seen == [(1, 2)]
+    assert seen == [(1, 2), (2, 2)]
     alone = divergence.job_of(case, "base", "cpu")
     trainee = prepare(alone.setup, "cpu")
     with torch.no_grad():

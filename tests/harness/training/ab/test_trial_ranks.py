@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
+import on_ranks
 import pytest
 import rank_loops
 
-from harness.machine import ranks
 from harness.training.ab.result import BASE, FP8
 
 
@@ -18,7 +18,7 @@ from harness.training.ab.result import BASE, FP8
     "group_is_seen", [True, False]
 )  # Lightning and accelerate form it when training begins
 def test_two_ranks_switch_together_and_the_slower_one_counts(group_is_seen: bool) -> None:
-    answers = ranks.run(rank_loops.data_parallel, 2, group_is_seen)
+    answers = on_ranks.run(rank_loops.data_parallel, 2, group_is_seen)
     assert answers[0]["order"] == answers[1]["order"]
     for answer in answers:
         result = answer["result"]
@@ -39,7 +39,7 @@ def test_two_ranks_switch_together_and_the_slower_one_counts(group_is_seen: bool
 def test_a_sharded_model_is_switched_and_proved(
     recipe: str, gathers: bool, demanded: bool, by_trial: bool
 ) -> None:
-    for answer in ranks.run(rank_loops.sharded, 2, recipe, gathers, demanded, by_trial):
+    for answer in on_ranks.run(rank_loops.sharded, 2, recipe, gathers, demanded, by_trial):
         result = answer["result"]
         assert answer["done"]
         assert result.proved == (gathers or not demanded), result.proof
@@ -65,7 +65,7 @@ def test_a_sharded_model_is_switched_and_proved(
     ],
 )
 def test_what_one_rank_does_is_told_on_the_others_and_nothing_hangs(what: str, problem: str) -> None:
-    first, second = answers = ranks.run(rank_loops.odd_rank, 2, what)
+    first, second = answers = on_ranks.run(rank_loops.odd_rank, 2, what)
     assert first["done"]
     assert first["took_s"] < 30, "it did not wait for its time to be up"
     assert re.search(problem, first["result"].problem)
@@ -86,7 +86,7 @@ def test_what_one_rank_does_is_told_on_the_others_and_nothing_hangs(what: str, p
 
 
 def test_a_report_on_one_rank_does_not_end_its_trial() -> None:
-    for answer in ranks.run(rank_loops.reports_early, 2):
+    for answer in on_ranks.run(rank_loops.reports_early, 2):
         assert answer["early"] is False
         assert "under way" in answer["told"]
         assert answer["result"].proved
@@ -104,7 +104,7 @@ def test_a_report_on_one_rank_does_not_end_its_trial() -> None:
     ],
 )
 def test_ranks_with_other_trials_get_no_ratio(what: str, words: str) -> None:
-    for rank, answer in enumerate(ranks.run(rank_loops.other_trial, 2, what)):
+    for rank, answer in enumerate(on_ranks.run(rank_loops.other_trial, 2, what)):
         result, fails = answer["result"], what == "cannot begin" and rank == 1
         assert words.removeprefix("rank 1: " if fails else "") in result.problem
         assert "\n" not in result.problem
@@ -117,7 +117,7 @@ def test_ranks_with_other_trials_get_no_ratio(what: str, words: str) -> None:
 
 def test_a_tensor_parallel_model_is_switched_and_proved_on_every_rank() -> None:
     """FLOPs by hand: 7 products (none for the gradient of the batch) of 16 rows, 32 by 64, half of them on each rank."""
-    for answer in ranks.run(rank_loops.tensor_parallel, 2, timeout_s=300):
+    for answer in on_ranks.run(rank_loops.tensor_parallel, 2, timeout_s=300):
         result = answer["result"]
         assert result.proved, result.doubt
         assert answer["faults"] == [{}] * 3
@@ -129,7 +129,7 @@ def test_a_tensor_parallel_model_is_switched_and_proved_on_every_rank() -> None:
 
 
 def test_a_step_that_raises_within_a_pass_of_fsdp2_is_put_back() -> None:
-    for answer in ranks.run(rank_loops.raises_within, 2, timeout_s=300):
+    for answer in on_ranks.run(rank_loops.raises_within, 2, timeout_s=300):
         assert answer["result"].restored == ("model", "random numbers", "AdamW", "MultiStepLR")
         assert "raised ZeroDivisionError: planted" in answer["result"].doubt
         assert answer["equal"], "two steps after it are those of a loop without a trial, bit for bit"
