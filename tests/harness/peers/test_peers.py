@@ -104,6 +104,12 @@ def test_nocompile_needs_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torchao_nocompile.missing("cuda") == "triton is not installed: pip install triton"
 
 
+@needs_torchao
+def test_mx_needs_a_gpu_with_products_of_its_blocks() -> None:
+    """Oracle: NVIDIA's table, block-scaled products since compute capability 10.0."""
+    assert "compute capability 10.0, not this cpu" in str(PEERS["torchao_mx"].missing("cpu"))
+
+
 # Right
 
 
