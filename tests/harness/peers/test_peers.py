@@ -128,6 +128,9 @@ def test_the_hand_written_layer_equals_fp8core_bit_for_bit(
     results = step(theirs, x, grad)
     ours = step(convert_to_float8_training(layer, config="tensorwise"), x, grad)
     assert all(torch.equal(a, b) for a, b in zip(results, ours, strict=True))
+    theirs.weight.requires_grad_(False)
+    (alone,) = torch.autograd.grad(theirs(x.requires_grad_()), x, grad)
+    assert torch.equal(alone, results[1]), "of a frozen weight too"
 
 
 @needs_torchao
