@@ -26,11 +26,6 @@ class SampledPlaces:
         self.samples = samples
         self._kept: dict[Hashable, torch.Tensor] = {}
 
-    @property
-    def kept(self) -> int:
-        """Index tensors that are kept."""
-        return len(self._kept)
-
     def of(self, shape: torch.Size, device: torch.device) -> torch.Tensor:
         """int64 [n], flat and ascending: one place in each n-th of the tensor; the same ones each time."""
         return self._once((shape, device), lambda: _spread(shape.numel(), self.samples).to(device))

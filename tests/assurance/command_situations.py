@@ -319,7 +319,7 @@ SITUATIONS = {
     "no_figures": Planted("the candidate exits by 0 and writes no figures", 6, SILENT),
     "fewer_samples": Planted("the candidate takes a quarter of the samples, in as much less time", 6, sampled(count=10), {BENCH: DATA, **sampled()}),
     "rare_and_slow": Planted("a tenth of the samples is 30 times slower; the median stays", 6, sampled("data[-4:] = [30 * x for x in data[-4:]]"), {BENCH: DATA, **sampled()}),
-    "slow_first_call": Planted("the first call is ten times slower; the median stays", 6, sampled("data[0] *= 10"), {BENCH: DATA, **sampled()}),
+    "slow_first_call": Planted("the first call is ten times slower; the median stays", 6, sampled("data[0] *= 10", 400), {BENCH: DATA, **sampled(count=400)}),
     "code_loaded_by_its_path": Planted("the module that is slower is loaded by its path, without an import", 1, {"plugins/late.py": SLOW}, LOADED),
     "code_in_a_process_of_its_own": Planted("the script that is slower is run by the code in a process of its own", 1, {"tools/times.py": SLOW + "import json\nprint(json.dumps(times()))\n"}, STARTED),
     "data_of_the_code": Planted("the code reads a table that changed, and is slower by it", 1, {"src/pkg/times.json": '{"bench.py::a": 0.012, "bench.py::b": 0.024}'}, TABLE),

@@ -144,6 +144,7 @@ def test_bad_usage_is_exit_2_one_line_and_nothing_written(words: list[str], tmp_
 
 
 def test_a_mistyped_name_comes_with_the_nearest_one(tmp_path: Path) -> None:
+    assert "nearest: gate" in run(tmp_path, "gat").refused()
     assert "gemm" in run(tmp_path, "sweep=gem").refused()
     assert "dtype" in run(tmp_path, "sweep=cast", "axes.dtyp=e4m3fn").refused()
     assert "eager" in run(tmp_path, "sweep=cast", "arms=[eagr]").refused()

@@ -192,6 +192,8 @@ def test_a_layer_held_back_takes_what_it_takes_in_fp8() -> None:
     PrecisionSchedule.parse("keep_bf16").apply(layer, 0, 1)
     want = torch.nn.functional.linear(x, layer.weight.bfloat16(), layer.bias.bfloat16())
     assert torch.equal(layer(x), want)
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias)), "rounded once"
 
 
 def test_texts_and_switch_steps() -> None:

@@ -232,6 +232,13 @@ def test_a_row_on_a_gpu_may_be_25_db_away_and_no_further(apart_db: float, beyond
     assert difference(*sides, result, (torch.bfloat16,), registers=None).beyond == beyond
 
 
+def test_scales_of_mx_are_told_by_their_type() -> None:
+    """Oracle: OCP MX, where a block of 32 has a scale in E8M0."""
+    codes, scale = torch.ones(256, 256), torch.ones(256, 8)
+    seen = [calls.granularity_seen(codes, s) for s in (scale, scale.to(torch.float8_e8m0fnu))]
+    assert seen == ["1x128", "1x32"]
+
+
 @pytest.mark.parametrize(("factor", "beyond"), [(0.97, 0), (1.05, 1)])
 def test_on_a_gpu_a_row_of_grad_weight_may_be_16_db_away_and_2_11_of_its_operands(
     factor: float, beyond: int

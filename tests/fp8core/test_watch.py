@@ -18,6 +18,7 @@ import fp8core
 from fp8core import RECIPES, CastRecord, Float8Linear, PrecisionSchedule, convert_to_float8_training
 from fp8core.observers import WATCHED
 from fp8core.proof.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN
+from fp8core.proof.sampled_places import SampledPlaces
 
 ALL = 1 << 30  # samples: each element
 DIM = {  # (operand, GEMM) -> the dimension that it contracts: docs of fp8core.recipe
@@ -252,6 +253,12 @@ def test_a_sample_estimates_the_shares_of_all(shape: tuple[int, int], pattern: s
     assert record.underflow_share == pytest.approx(
         exact, abs=max(4 * math.sqrt(exact * (1 - exact) / record.sampled), 0.01)
     )
+
+
+def test_places_are_drawn_once_for_a_shape() -> None:
+    places = SampledPlaces(4)
+    first, again = (places.of(torch.Size((8, 2)), torch.device("cpu")) for _ in range(2))
+    assert first is again
 
 
 @pytest.mark.parametrize(("samples", "nonfinite"), [(ALL, 2), (8, 1)])

@@ -21,6 +21,7 @@ import fp8core
 from fp8core import CastRecord, convert_to_float8_training
 from fp8core.observers import WATCHED
 from fp8core.proof.cast_stats import CAST, NOT_SEEN
+from fp8core.proof.sampled_places import SampledPlaces
 
 pytestmark = [  # both are torch's own, raised while it compiles anything at all
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
@@ -186,6 +187,12 @@ def test_a_sink_that_fails_ends_watching_and_not_the_training(to: Any) -> None:
         watcher = watched(small(), 3, every=1, to=to)
     assert len(said) == 1
     assert "step 0" in watcher.problem
+
+
+def test_a_look_for_which_memory_is_missing_ends_watching_and_not_the_training() -> None:
+    with mock.patch.object(SampledPlaces, "of", side_effect=MemoryError), pytest.warns(RuntimeWarning):
+        watcher = watched(small(), 3, every=1, to=lambda _: None)
+    assert "MemoryError" in watcher.problem
 
 
 def test_a_compiled_model_is_refused_or_runs_its_watched_steps_eagerly() -> None:

@@ -132,6 +132,11 @@ def test_transformer_engines_code_is_python(recipe: str) -> None:
     assert {"'head'", "'layers.1.up'"} <= set(re.findall(r"'[\w.]+'", code))
 
 
+def test_lines_of_many_names_are_no_longer_than_code_is_wide() -> None:
+    code = as_code("rowwise", {"words": [], "names": [f"layers.{i}.up" for i in range(20)]})
+    assert max(map(len, code.splitlines())) <= 78
+
+
 def converted_by(code: str, module: nn.Module) -> set[str]:
     exec(code, {"model": module})  # what the advice prints, as a reader would run it
     return {layer.fqn for layer in audit(module).converted}

@@ -39,6 +39,11 @@ def test_published_before_typical() -> None:
     assert l40s["bf16"] == pytest.approx(typical_share("bf16").value * 362.05e12)
     assert mi300x["fp8"] == pytest.approx(668.4e12 * typical_ratio().value), "one rate tells of the other"
     assert not a100.has_fp8
+    network = rates_of(named("h200"), network_gb_s=40.0).figures["network"]
+    assert (network.value, network.kind) == (40e9, PUBLISHED)
+    assert network.spread < h200.figures["link"].spread, (
+        "a rate that was named is surer than a share of the peak"
+    )
 
 
 def test_a_product_of_a_relative_is_not_the_gpu_s_own() -> None:

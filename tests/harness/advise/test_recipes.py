@@ -41,6 +41,8 @@ def test_bytes_of_generated_code() -> None:
     mean = (6 * 4096 + 2 * 2 * 4096 + 4 * 14336) / (3 * 4096 + 14336)
     assert casts["input"].total == pytest.approx(mean)
     assert (casts["weight"].total, casts["grad_output"].total) == pytest.approx((8, 6))
+    weight = COMPILED["rowwise_with_gw_hp"].casts["weight"]
+    assert (weight.total, weight.strided) == (8, 3), "the amax of its second cast is read in order"
 
 
 def test_where_a_recipe_cannot_run() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.advise.scale.held import MEMORY, Block, kept, memory
+from harness.advise.scale.held import MEMORY, Block, at_work, kept, memory
 from harness.advise.scale.job import ClusterJob
 from harness.machine.communication import Group
 from harness.store.errors import UsageError
@@ -62,6 +62,9 @@ NORMS_AND_SILU = 2 * (4 + 4 + 10)
 )
 def test_what_a_block_keeps(checkpointing: str, recipe: str, bytes_kept: int) -> None:
     assert kept(BLOCK, checkpointing, recipe) == bytes_kept
+    gradients, codes = 2 * (2 * 4 + 20 + 10), 2 * (4 + 10) * bool(recipe)
+    again = kept(BLOCK, "none", recipe) - bytes_kept
+    assert at_work(BLOCK, checkpointing, recipe) == again + gradients + codes
 
 
 def sixty_four(**changes: Any) -> ClusterJob:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from leaky import FOR_GOOD, LEAKS, Leaky
-from patching import LINEAR, Patching, detour
+from patching import Patching, detour
 from test_executor_faults import of_case, sweep
 from torch.nn import functional
 
@@ -99,16 +99,21 @@ def test_each_arm_has_a_process_and_makes_the_calls_that_it_is_timed_for(
         assert one["calls"] == timing["warmup_iterations"] + samples + 2 * one["entered"]
 
 
+@pytest.mark.parametrize("changed", ["torch.nn.functional.linear", "operators"])
 def test_where_an_import_has_changed_torch_no_arm_gets_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted as an extension's import would: before any arm is built."""
     monkeypatch.setattr(arm_process, "_seen", [])
-    monkeypatch.setattr(functional, "linear", detour)
+    own = torch.library.Library("aten", "IMPL")
+    if changed == "operators":
+        own.impl("frac", torch.clone, "PrivateUse1")
+    else:
+        monkeypatch.setattr(functional, "linear", detour)
     _, frame = sweep(Patching(), 1, tmp_path, places=())
-    assert functional.linear is not LINEAR
+    own._destroy()
     assert (set(frame["status"]), frame["samples"].map(len).sum()) == ({"failed"}, 0)
-    assert frame["reason"].str.contains("torch.nn.functional.linear of PyTorch changed").all()
+    assert frame["reason"].str.contains(f"{changed} of PyTorch changed").all()
 
 
 @pytest.mark.slow

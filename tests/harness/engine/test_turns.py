@@ -73,6 +73,7 @@ def test_it_asks_for_each_case_and_each_block_and_stores_what_any_sweep_does(toy
     assert code == 0
     assert [next(iter(question)) for question in asked] == ["version", *["block"] * 3] * 2 + ["version"]
     assert [question["block"] for question in asked if "block" in question] == [0, 1, 2] * 2
+    assert Path(asked[0]["root"], "harness/engine/turns.py").samefile(turns.__file__)
     assert [case["suite"] for case in asked[0]["cases"]] == ["control", "toy", "toy"]
     assert asked[0]["cases"][1]["arms"] == {"base": "", "other": "base"}
     assert set(rows.index.get_level_values(0)) == {

@@ -152,6 +152,11 @@ def test_a_file_is_no_baseline_to_measure_against_and_nothing_is_measured(
     assert refused(capsys, "cannot read")
 
 
+def test_a_sweep_that_cannot_be_planned_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", "--measure", "sweep=none"]) == 2
+    assert refused(capsys, "none")
+
+
 def test_only_one_session_makes_pairs(tmp_path: Path) -> None:
     """A side whose runs come from two sittings has no session: its rounds are nobody's pairs."""
     folder = write(tmp_path / "a", [time_row(1, Times()())], session="S")

@@ -146,7 +146,12 @@ def test_where_a_profiled_step_s_time_went(
     after = [timed("a_eager", total), kernels("a_eager", "cast", cast), kernels("a_eager", "fp8_gemm", gemm)]
     found = compared(tmp_path, before, after)
     assert only(found, "a_eager").cause == cause
-    assert {p.part: p.after - p.before for p in found.parts} == {"cast": cast - 2.0, "fp8_gemm": gemm - 5.0}
+    moved = {"cast": cast - 2.0, "fp8_gemm": gemm - 5.0}
+    assert {p.part: p.after - p.before for p in found.parts} == moved
+    lines = [line for table in found.tables() for line in table.rows if len(line) == 6]
+    assert {line[2].text: float(line[-1].text) for line in lines} == {
+        part: by for part, by in moved.items() if by
+    }
 
 
 def test_what_ran_and_what_is_missing(tmp_path: Path) -> None:

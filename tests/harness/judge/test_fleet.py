@@ -69,8 +69,10 @@ def test_the_word_on_a_healthy_fleet_is_no_larger_than_what_was_judged(
     healthy: Path, unread: tuple[str, ...], missing: tuple[str, ...], levels: dict[str, float], code: str
 ) -> None:
     groups = [replace(group, levels=levels) for group in judged(healthy)]
-    assert Fleet(groups, unread, missing).code == code
-    assert (Fleet(groups, unread, missing).tone == "good") == (code in ("in_line", "alike"))
+    fleet = Fleet(groups, unread, missing)
+    assert fleet.code == code
+    assert (fleet.tone == "good") == (code in ("in_line", "alike"))
+    assert fleet.lines()[0].startswith("missing: b;") == (code == "missing"), "what decides comes first"
 
 
 def test_a_fleet_of_which_nothing_was_judged_is_not_called_well(healthy: Path) -> None:

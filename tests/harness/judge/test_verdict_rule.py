@@ -15,6 +15,7 @@ from scipy.stats import ttest_ind
 from verdict_error_rates import coverage
 
 import harness
+from harness.judge.verdict.course import Course
 from harness.judge.verdict.rule import CurveVerdict
 from harness.judge.verdict.sooner import ratio_to_target
 from harness.store.curve_files import read_all
@@ -105,6 +106,13 @@ def test_what_is_planted_decides(gap: float, sd: float, outcome: str, code: str)
     assert found.outcome == outcome
     assert code in found.codes
     assert any("data order" in note for note in found.notes) == (outcome == "FAIL")
+
+
+def test_a_wiggle_as_large_as_the_own_that_runs_of_a_side_share_is_seen() -> None:
+    generator = np.random.default_rng(0)
+    base, candidate = generator.normal(1, 0.01, (2, 4, 4000))
+    assert Course(base, candidate, 0.01).shared_noise == 0
+    assert Course(base, candidate + generator.normal(0, 0.0117, 4000), 0.01).shared_noise > 0
 
 
 def test_one_run_a_side_needs_so_many_by_the_noise_of_others() -> None:

@@ -104,6 +104,12 @@ def test_nocompile_needs_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torchao_nocompile.missing("cuda") == "triton is not installed: pip install triton"
 
 
+@needs_torchao
+def test_mx_needs_a_gpu_with_products_of_its_blocks() -> None:
+    """Oracle: NVIDIA's table, block-scaled products since compute capability 10.0."""
+    assert "compute capability 10.0, not this cpu" in str(PEERS["torchao_mx"].missing("cpu"))
+
+
 # Right
 
 
@@ -122,6 +128,9 @@ def test_the_hand_written_layer_equals_fp8core_bit_for_bit(
     results = step(theirs, x, grad)
     ours = step(convert_to_float8_training(layer, config="tensorwise"), x, grad)
     assert all(torch.equal(a, b) for a, b in zip(results, ours, strict=True))
+    theirs.weight.requires_grad_(False)
+    (alone,) = torch.autograd.grad(theirs(x.requires_grad_()), x, grad)
+    assert torch.equal(alone, results[1]), "of a frozen weight too"
 
 
 @needs_torchao

@@ -135,8 +135,13 @@ def test_a_model_of_the_engine_has_one_autocast_a_forward_pass_and_casts_weights
         "tiny", 4, 8, compute="fp32", recipe=RECIPES["delayed"], peer="transformer_engine", accumulation=microbatches
     )  # fmt: skip
     made = prepare(config, "cpu", tiny_lm())
-    layers = sum(isinstance(m, transformer_engine.EngineLinear) for m in made.model.modules())
+    made_of = [m for m in made.model.modules() if isinstance(m, transformer_engine.EngineLinear)]
+    layers, right = len(made_of), list[bool]()
     assert layers >= 2
+    for layer in made_of:
+        layer.register_forward_hook(
+            lambda layer, x, y: right.append(torch.equal(y, nn.functional.linear(*x, *layer.parameters())))
+        )
     for _ in range(2):
         made.step([tokens(i) for i in range(microbatches)])
     firsts: list[bool | None] = [None] if microbatches == 1 else [True, False, False]
@@ -145,6 +150,7 @@ def test_a_model_of_the_engine_has_one_autocast_a_forward_pass_and_casts_weights
     with torch.no_grad():
         made.forward(tokens(0))  # as an evaluation does
     assert engine == Seen(["DelayedScaling"] * (2 * microbatches + 1), expected + [None] * layers)
+    assert all(right)
     assert config.casts_kept is (microbatches > 1)
     assert not replace(config, recipe=RECIPES["tensorwise"], peer="torchao").casts_kept
 

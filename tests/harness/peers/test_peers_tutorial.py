@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,5 @@ def test_the_tutorials_kernel_compiles_to_fp8_instructions_of_hopper() -> None:
     )
     assert "wgmma.mma_async" in built.asm["ptx"]
     assert "e4m3.e4m3" in built.asm["ptx"]
+    added = re.search(r"\badd\.(rn\.)?f32", built.asm["ptx"])
+    assert triton_tutorial.PEER.fast_accum == (added is None), "no sum leaves the FP8 units"

@@ -254,7 +254,7 @@ def test_a_round_over_which_a_process_was_stopped_is_made_again(fake_time: FakeT
     ).values():
         assert (timed.stopped_rounds, timed.contended_rounds) == (1, (1,))
         assert sorted(set(timed.rounds)) == [0, 1, 2]
-        assert len(timed.samples_ms) == len(timed.rounds)
+        assert len(timed.samples_ms) == len(timed.rounds) == 3 * timed.rounds.count(0)
 
 
 def test_the_whole_cuda_path_on_fakes(fake_cuda: FakeCuda, fake_nvml: FakeNvml) -> None:
@@ -397,6 +397,7 @@ def test_below_50_us_several_calls_make_a_sample_over_rotated_operands(us: float
     a, b = found["a"], found["b"]
     assert (a.l2, a.method) == (("rotating", "cuda_events_mean") if rotates else ("cold", "cuda_events"))
     assert (a.calls_per_sample > 1) == rotates
+    assert len(a.samples_ms) > 2 * config.min_samples, "blocks are filled"
     assert a.resolution_ms == pytest.approx(5e-4 / a.calls_per_sample)
     assert a.resolution_ms <= 0.012 * us * 1e-3
     assert a.hold == "kernel released by the host"
