@@ -51,7 +51,9 @@ def _gains(machine: Machine) -> Chart | None:
         return None
     found = every[:MOST_ARMS]
     against = [doubts(machine, s.arm) for s in found]
-    rows = [f"{text.short(s.arm, 32)}\n{tally(p['verdict'] for p in s.pairs)}" for s in found]
+    verdicts = [[p["verdict"] for p in s.pairs] for s in found]
+    told = [tally(own) if len(own) > 1 else own[0] for own in verdicts]
+    rows = [f"{text.short(s.arm, 32)}\n{each}" for s, each in zip(found, told, strict=True)]
     drawn = _sheet(machine, rows)
     axes, ends = drawn.axes, [1.0]
     axes.axvline(1, color=INK, linewidth=0.9)
