@@ -51,10 +51,10 @@ test: $(READY)
 MAP ?= $(CURDIR)-map# which test runs which line: outside of the repository
 
 test-near: $(READY)
-	OMP_NUM_THREADS=1 $(PY) tests/studies/mutations.py near --state $(MAP) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) reports/studies/mutations.py near --state $(MAP) $(ARGS)
 
 test-map: $(READY)
-	$(PY) tests/studies/mutations.py map --state $(MAP) --workers 2 $(ARGS)
+	$(PY) reports/studies/mutations.py map --state $(MAP) --workers 2 $(ARGS)
 
 test-nightly: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m 'slow and not benchmark_bar and not clients and not cluster' --durations=25 $(PARALLEL) $(ARGS)

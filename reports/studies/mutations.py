@@ -1,4 +1,4 @@
-"""Which planted faults the tests notice, and which tests notice none: `python tests/studies/mutations.py WORD --state DIR`.
+"""Which planted faults the tests notice, and which tests notice none: `python reports/studies/mutations.py WORD --state DIR`.
 
     map   DIR/tree is a clone of HEAD; the tests named (default: all) run there once, a few files at a time, and DIR keeps
           which test ran which line and how long it took. What is there already is not run again.
@@ -37,11 +37,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import house
 from coverage import CoverageData
 from mutator import Mutation, find, select
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "studies"))
+import house  # noqa: E402
+
 PACKAGES = ("fp8core", "harness")
 LEFT_OUT = "not slow and not benchmark_bar and not clients and not cluster and not gpu"
 FILES_AT_ONCE = 6  # test files of one pytest process while the map is made
