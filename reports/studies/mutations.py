@@ -8,7 +8,7 @@
     check plants each fault and runs the tests of its line that are not named in --gone, then those that are: a fault that
           only these notice is what their removal would cost.
     near  runs the tests that ran lines which have changed here since the map was made, the quickest first, for --budget-s.
-    table prints what is known so far, as markdown.
+    table prints what is known so far, as markdown, and writes each test that a fault was shown to into DIR/matrix.parquet.
     list  prints the faults.
 
 --of names files or folders of code from which faults are drawn.
@@ -37,6 +37,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from coverage import CoverageData
 from mutator import Mutation, find, select
 
@@ -423,6 +424,22 @@ def table(state: State, mutations: Sequence[Mutation]) -> str:
     return "\n".join([f"Commit {state.commit[:10]}: {total} of {len(mutations)}.", "", *rows])
 
 
+def write_matrix(state: State) -> None:
+    """A row for each fault and each test that it was shown to by `run --all`, and whether the test noticed it."""
+    rows = [
+        {
+            "fault": row["key"],
+            "where": row["where"],
+            "kind": row["kind"],
+            "test": test,
+            "noticed": test in row["failed"],
+        }
+        for row in state.known().values()
+        for test in row.get("ran", ())
+    ]
+    pd.DataFrame(rows).to_parquet(state.folder / "matrix.parquet", compression="zstd")
+
+
 def short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -479,6 +496,7 @@ def main() -> None:
             )
     else:
         print(table(state, mutations))
+        write_matrix(state)
 
 
 if __name__ == "__main__":

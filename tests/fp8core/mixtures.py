@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fp8core import GroupedMatmul
+from fp8core import Float8Linear, GroupedMatmul, Recipe
 
 
 class Experts(nn.Module):
@@ -54,6 +54,23 @@ class Mixture(nn.Module):
 def ends(*sizes: int) -> Tensor:
     """Offsets of groups of these sizes."""
     return torch.tensor(sizes).cumsum(0).to(torch.int32)
+
+
+def by_expert(
+    x: Tensor, weight: Tensor, offsets: Tensor, grad: Tensor, recipe: Recipe, multiple: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(output, grad of x, grad of weight) by a Float8Linear for each expert, its rows filled up with zeros."""
+    results = []
+    sizes = offsets.diff(prepend=offsets.new_zeros(1)).tolist()
+    for rows, g, own in zip(x.detach().split(sizes), grad.split(sizes), weight, strict=True):
+        layer = Float8Linear(weight.shape[2], weight.shape[1], bias=False, dtype=weight.dtype, config=recipe)
+        layer.weight = nn.Parameter(own.detach().clone())
+        mine, g = (functional.pad(t, (0, 0, 0, -len(t) % multiple)) for t in (rows, g))
+        output = layer(mine.requires_grad_())
+        grad_x, grad_weight = torch.autograd.grad(output, [mine, layer.weight], g)
+        results.append((output.detach()[: len(rows)], grad_x[: len(rows)], grad_weight))
+    outputs, grads, weight_grads = zip(*results, strict=True)
+    return torch.cat(outputs), torch.cat(grads), torch.stack(weight_grads)
 
 
 def operands(sizes: tuple[int, ...], N: int = 128, K: int = 256) -> tuple[Tensor, Tensor, Tensor]:

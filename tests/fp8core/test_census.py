@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -28,6 +29,35 @@ def seen(found: Census, *fields: str) -> dict[tuple[str, str, str], tuple[str, .
     return {
         (row.layer, row.gemm, row.role): tuple(getattr(row, name) for name in fields) for row in found.rows
     }
+
+
+def test_a_tensorwise_layer() -> None:
+    """By hand: e4m3, but for gradients in e5m2; the last layer in bfloat16. A CPU adds in float32."""
+    found = of("tensorwise")
+    e4m3, e5m2 = "float8_e4m3fn", "float8_e5m2"
+    formats = {
+        ("output", "input"): e4m3, ("output", "weight"): e4m3, ("grad_input", "grad_output"): e5m2,
+        ("grad_input", "weight"): e4m3, ("grad_weight", "grad_output"): e5m2, ("grad_weight", "input"): e4m3,
+    }  # fmt: skip
+    got = seen(found, "format", "granularity", "rounding", "transform", "accumulate", "backend")
+    for (gemm, role), dtype in formats.items():
+        want = (dtype, "tensorwise", "nearest even", "none", "float32", "torch")
+        assert got["0", gemm, role] == got["2", gemm, role] == want
+        assert got["3", gemm, role] == ("bfloat16", "", "", "", "", "")
+    assert len(found.rows) == 18
+    assert found.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "granularities"), [("rowwise", {"rowwise"}), ("blockwise", {"1x128", "128x128"})]
+)
+def test_granularities(name: str, granularities: set[str]) -> None:
+    """Sizes of several blocks, or a block of 128 is a row."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(256, 384)), config=name)
+    x = torch.randn(256, 256, requires_grad=True)
+    found = census(verify(lambda: model(x).sum().backward(), model, announce=False))
+    assert {row.granularity for row in found.rows} == granularities
+    assert {row.backend for row in found.rows} == {RECIPES[name].backend}
 
 
 def test_a_gemm_in_high_precision_is_told_from_the_others() -> None:

@@ -132,6 +132,24 @@ def test_experts_are_a_float8linear_for_each(transposed: bool, bias: bool) -> No
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_a_mixture_trains_in_fp8(name: str) -> None:
+    """Oracle: the loss of the original; verify's proof; parameters and their names."""
+    torch.manual_seed(0)
+    model = Mixture(128, 128)
+    x = torch.randn(96, 128)
+    want = float(model(x).square().mean().detach())
+    parameters = dict(model.named_parameters())
+    convert_experts_to_float8(model, config=name)
+    assert dict(model.named_parameters()) == parameters
+    assert isinstance(model.experts, Experts)
+    proof = verify(lambda: model(x).square().mean().backward(), model, announce=False)
+    assert proof.ok, proof.line
+    assert float(model(x).square().mean().detach()) == pytest.approx(want, rel=0.02)
+    model(x).square().mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
 def test_copies_pickles_and_the_way_back() -> None:
     """Oracle: the same output from a copy and a pickle, bit for bit; the original's class and output afterwards."""
     model = Mixture()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from recipes import changed
@@ -35,6 +37,20 @@ def reasons(model: nn.Module) -> dict[str, str]:
     return {layer.fqn: layer.reason for layer in audit(model).layers}
 
 
+def test_swaps_what_it_can_and_says_why_not() -> None:
+    """Oracle: the list of layers, written out."""
+    model = Block()
+    up, state = model.up.weight, copy.deepcopy(model.state_dict())
+    assert convert_to_float8_training(model, config="rowwise") is model
+    assert [type(m) for m in (model.up, model.down, model.head)] == [Float8Linear, Float8Linear, nn.Linear]
+    assert model.up.weight is up
+    assert model.state_dict().keys() == state.keys()
+    got = reasons(model)
+    assert got["up"] == got["down"] == ""
+    assert "N=10" in got["head"]
+    assert "MultiheadAttention" in got["attention.out_proj"]
+
+
 def test_filter_sees_module_and_name_and_is_recorded() -> None:
     """Oracle: torchao's call, module_filter_fn(module, fqn) of each Linear."""
     seen: list[tuple[str, str]] = []
@@ -53,6 +69,17 @@ def test_filter_sees_module_and_name_and_is_recorded() -> None:
     }
 
 
+def test_flop_share() -> None:
+    """Oracle: the arithmetic by hand: K x N of each layer times its FP8 GEMMs over all three."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 16), nn.Linear(16, 10))
+    convert_to_float8_training(model, config="rowwise_with_gw_hp")
+    sizes = (32 * 64, 64 * 16, 16 * 10)
+    assert audit(model).fp8_flop_share == pytest.approx(2 * sum(sizes[:2]) / (3 * sum(sizes)))
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 16)))
+    model[0].weight.requires_grad_(False)
+    assert audit(model).fp8_gemms == 2 + 3
+
+
 def test_converting_nothing_is_an_error_that_explains_itself() -> None:
     with pytest.raises(ValueError, match=r"(?s)allow_no_conversion=True.*N=10"):
         convert_to_float8_training(nn.Sequential(nn.Linear(16, 10)))
@@ -69,12 +96,32 @@ def test_a_linear_as_root_is_returned_anew() -> None:
     assert audit(converted).layers[0].fqn == ""
 
 
+def test_shared_modules_and_parameters_stay_shared() -> None:
+    """Oracle: object identity, before and after."""
+    shared = nn.Linear(32, 32)
+    model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(32, 32)})
+    model["c"].weight = shared.weight
+    convert_to_float8_training(model)
+    assert isinstance(model["a"], Float8Linear)
+    assert model["a"] is model["b"][0]
+    assert model["c"].weight is model["a"].weight is shared.weight
+    assert len(audit(model).layers) == 2
+
+
 def test_converting_again_is_harmless_or_refused() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), config="rowwise")
     first = model[0]
     assert convert_to_float8_training(model, config="rowwise")[0] is first
     with pytest.raises(ValueError, match="already runs recipe rowwise"):
         convert_to_float8_training(model)
+
+
+def test_two_recipes_in_one_model_by_two_filters() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    convert_to_float8_training(model, config="rowwise", module_filter_fn=lambda _, fqn: fqn == "0")
+    convert_to_float8_training(model, config="tensorwise", module_filter_fn=lambda _, fqn: fqn == "1")
+    assert [layer.recipe for layer in audit(model).layers] == ["rowwise", "tensorwise"]
+    assert set(reasons(model).values()) == {""}
 
 
 def test_a_device_without_fp8_is_refused_before_anything_is_swapped(monkeypatch: pytest.MonkeyPatch) -> None:

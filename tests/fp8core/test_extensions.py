@@ -40,6 +40,24 @@ def raises(error: BaseException) -> Callable[[], Any]:
     return load
 
 
+def test_an_extension_is_imported_when_its_name_is_looked_up_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads: list[str] = []
+    recipes = table(
+        monkeypatch, planted("acme", lambda: loads.append("acme") or replace(ROWWISE, name="acme"))
+    )
+    assert "acme" in recipes
+    assert recipes["rowwise"] is ROWWISE
+    assert loads == []
+    assert recipes["acme"].name == "acme"
+    assert recipes["acme"] is recipes["acme"]
+    assert loads == ["acme"]
+    assert recipes.owner("acme").owner == "acme-fp8 1.2"
+    assert list(recipes) == ["rowwise", "acme"]
+    assert list(recipes.own) == ["rowwise"]
+
+
 @pytest.mark.parametrize("name", ["rowwise", "bf16"])
 def test_ours_keep_their_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     taken = planted(name, never)
@@ -50,6 +68,14 @@ def test_ours_keep_their_names(monkeypatch: pytest.MonkeyPatch, name: str) -> No
     assert recipes.owner("rowwise") is None
     (why,) = recipes.absent.values()
     assert "acme-fp8 1.2" in why
+
+
+def test_two_packages_with_one_name_are_both_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = table(monkeypatch, planted("acme", never), planted("acme", never, "other-fp8"))
+    with pytest.raises(ExtensionError, match=r"acme-fp8 1\.2 .*other-fp8 1\.2"):
+        recipes["acme"]
+    assert list(recipes) == ["rowwise"]
+    assert len(recipes.absent) == 2
 
 
 @pytest.mark.parametrize(

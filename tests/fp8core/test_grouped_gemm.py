@@ -8,13 +8,47 @@ import pytest
 import torch
 from mixtures import ends, operands
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8core import (
     BACKENDS,
     RECIPES,
     grouped_mm,
 )
-from fp8core.gemm.torch_mm import Torch
+from fp8core.gemm.grouped import (
+    Operand,
+)
+from fp8core.gemm.torch_mm import Torch, arguments_of_one_call
+
+
+def test_one_call_takes_these_arguments() -> None:
+    """Oracle: torch's own checks of `_scaled_grouped_mm`, run on fake CUDA tensors, for all three GEMMs of "rowwise".
+
+    They refuse the arguments if a layout, a dtype or a scale is not arranged.
+    """
+    T, E, N, K = 64, 3, 32, 48
+    e4m3 = torch.float8_e4m3fn
+    with FakeTensorMode(), torch.device("cuda"):
+        offsets = torch.empty(E, dtype=torch.int32)
+        x, g = torch.empty(T, K, dtype=e4m3), torch.empty(T, N, dtype=e4m3)
+        w = torch.empty(E, N, K, dtype=e4m3)
+        row = torch.empty(T, 1)
+        cases = {
+            (T, N): (Operand(x, row), Operand(w.transpose(1, 2), torch.empty(E, N, 1).transpose(1, 2))),
+            (T, K): (Operand(g, row), Operand(w, torch.empty(E, K, 1).transpose(1, 2))),
+            (E, N, K): (
+                Operand(g.t(), torch.empty(E, 1, N).transpose(1, 2)),
+                Operand(x, torch.empty(E, 1, K)),
+            ),
+            (T, N, 0): (
+                Operand(x, torch.empty(())),
+                Operand(w.transpose(1, 2), torch.empty(E)),
+            ),  # tensorwise
+        }
+        for shape, (a, b) in cases.items():
+            left, right, scale_a, scale_b, offs = arguments_of_one_call(a, b, offsets)
+            result = torch._scaled_grouped_mm(left, right, scale_a, scale_b, offs, out_dtype=torch.bfloat16)
+            assert tuple(result.shape) == tuple(size for size in shape if size)
 
 
 def kernel(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+import fp8core
+
 PROGRAM = """
 import sys
 import fp8core
@@ -35,3 +39,15 @@ def test_dtensor_is_not_imported_before_someone_needs_it_and_is_seen_then() -> N
     the first step is. Oracle: `isinstance`."""
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True)
     assert ran.stdout == "without\nseen\n", ran.stderr
+
+
+def test_names_that_need_it_are_there_all_the_same() -> None:
+    """Oracle: `__all__`, the modules that define the names, and `import *`."""
+    from fp8core.distributed import tensor_parallel
+
+    assert fp8core.Float8ColwiseParallel is tensor_parallel.Float8ColwiseParallel
+    names: dict[str, object] = {}
+    exec("from fp8core import *", names)
+    assert set(fp8core.__all__) <= names.keys()
+    with pytest.raises(AttributeError, match="module 'fp8core' has no attribute 'Float9Linear'"):
+        getattr(fp8core, "Float9Linear")  # noqa: B009 - a type checker would refuse the attribute

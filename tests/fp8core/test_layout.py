@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8core import E4M3FN, E4M3FNUZ, E5M2, scaled_mm
-from fp8core.gemm import BACKENDS
-from fp8core.gemm.layout import Operand
+from fp8core.gemm import BACKENDS, layout
+from fp8core.gemm.layout import Operand, shape_reason
 
 SIZES = (0, 1, 15, 16, 48, 100)
 
@@ -21,6 +22,35 @@ def matrix(rows: int, columns: int, order: str, padding: int = 0) -> torch.Tenso
     """FP8 on a (fake) CUDA device, row- or column-major, optionally with a padded leading stride."""
     strides = (columns + padding, 1) if order == "row" else (1, rows + padding)
     return torch.empty_strided((rows, columns), strides, dtype=torch.float8_e4m3fn, device="cuda")
+
+
+def meta_accepts(a: torch.Tensor, b: torch.Tensor, rowwise: bool) -> bool:
+    """Oracle: the meta function of torch._scaled_mm, which fake CUDA tensors run."""
+    shapes = ((a.shape[0], 1), (1, b.shape[1])) if rowwise else ((), ())
+    scales = [torch.ones(shape, device="cuda") for shape in shapes]
+    try:
+        torch._scaled_mm(a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_shape_and_layout_rules_agree_with_torch_on_fake_cuda(rowwise: bool) -> None:
+    """Oracle: torch's meta function; every size above, each orientation, with and without padded strides."""
+    disagreements = []
+    with FakeTensorMode():
+        for M, K, N in itertools.product(SIZES, repeat=3):
+            shape_only = shape_reason(M, K, N, E4M3FN, E4M3FN, "rowwise" if rowwise else "tensorwise")
+            orders = itertools.product(("row", "column"), ("row", "column"), (0, 16))
+            for order_a, order_b, padding in (
+                orders if min(M, K, N) > 0 and max(M, K, N) < 50 else [("row", "column", 0)]
+            ):
+                a, b = matrix(M, K, order_a, padding), matrix(K, N, order_b, padding)
+                ours = shape_only is None and layout.layout_reason(a, b) is None
+                if ours != meta_accepts(a, b, rowwise):
+                    disagreements.append((M, K, N, order_a, order_b, padding, ours))
+    assert not disagreements
 
 
 @pytest.mark.gpu
@@ -107,3 +137,13 @@ def test_devices(
     monkeypatch.setattr(torch.version, "hip", "6.4" if arch else None)
     reason = TORCH.unsupported(16, 16, 16, fmt, fmt, device="cuda:0")
     assert (said in reason) if said else reason is None
+
+
+def test_scales_of_rows_need_a_newer_torch_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch 2.11, whose `_scaled_mm` asserts internally there; a GPU, and single scales, take it as before."""
+    monkeypatch.setattr(layout, "CPU_TAKES_ONE_SCALE", True)
+    reason = layout.granularity_reason("cpu", "rowwise")
+    assert reason
+    assert "emulated()" in reason
+    assert layout.granularity_reason("cuda", "rowwise") is None
+    assert layout.granularity_reason("cpu", "tensorwise") is None

@@ -17,6 +17,7 @@ from fp8core import (
     grouped_mm,
     verify,
 )
+from fp8core.proof.profiled_gemms import profiling
 
 
 def test_experts_are_converted_on_request_alone() -> None:
@@ -47,6 +48,32 @@ def test_a_plain_router_is_left_out_by_name() -> None:
     )
     convert_to_float8_training(model, module_filter_fn=dense_layers_only)
     assert [layer.fqn for layer in audit(model).converted] == ["router_free", "up"]
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_verify_counts_the_gemms_of_experts(name: str) -> None:
+    """Oracle: the profiler. A loop runs a GEMM for each expert that has tokens; each step is proven."""
+    model = Mixture(experts=12)
+    convert_experts_to_float8(model, config=name)
+    x = torch.randn(6, 32)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    proof = verify(step, model, announce=False)
+    assert proof.ok, proof.line
+    (experts,) = proof.experts
+    step()  # which `verify` leaves no trace of
+    used = int((model.experts.gate.grad.abs().amax((1, 2)) > 0).sum())
+    assert used < 12
+    # x needs no gradient, so that gate and up run no grad_input
+    assert experts.predicted == used * (3 * RECIPES[name].fp8_gemms - 2)
+    with profiling(on_gpu=False) as profiled:
+        step()
+    assert proof.counted == profiled.counted == experts.predicted
+    assert experts.agreement_db is not None
+    assert experts.agreement_db > 50
+    assert "1 modules of experts" in proof.line
 
 
 def test_verify_sees_what_is_not_fp8() -> None:

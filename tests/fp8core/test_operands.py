@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from recipes import on_cpu
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import (
     E4M3FNUZ,
     E5M2,
     RECIPES,
     Cast,
+    Float8Linear,
     Float8Tensor,
     Recipe,
     audit,
@@ -98,6 +102,32 @@ def test_a_layer_trains_alike_on_both_routes(name: str) -> None:
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), (shared, cached)
 
 
+@pytest.mark.parametrize("fmt", ["output", "grad_input", "grad_weight"])
+def test_recipes_that_mix_casts_train_alike(fmt: str) -> None:
+    """Oracle: the plain route. Operands of different casts for two GEMMs, and GEMMs left in high precision."""
+    mixed = RECIPES["rowwise_with_gw_hp"].in_high_precision(fmt)
+    want, got = (trained(mixed.with_kernels(kernels)) for kernels in ("never", "always"))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+class Ops(TorchDispatchMode):
+    """Counts operators; what an operator of ours does inside of itself is its own business."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+        self.copied = 0  # elements, of codes and matrices alike
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(op).removesuffix(".default")
+        self.seen[name] += 1
+        if name in ("aten.clone", "aten.copy_", "aten._to_copy", "aten.contiguous"):
+            self.copied += args[0].numel()
+        return op(*args, **(kwargs or {}))
+
+
 EXPECTED = {
     "tensorwise": {"fp8core.amax": 3, "fp8core.cast_both": 3},
     "delayed": {"fp8core.cast_delayed_both": 3},
@@ -108,6 +138,27 @@ EXPECTED = {
     "blockwise": {"fp8core.cast_1x128_both": 2, "fp8core.cast_128x128_both": 1},
     "mxfp8": {"fp8core.cast_mx_both": 3},
 }
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_transposed_operands_reach_the_gemm_without_a_copy(name: str) -> None:
+    """Oracle: the count by hand of one layer's operators: fused casts, GEMMs, and no copy of codes."""
+    recipe = RECIPES[name] if name != "mxfp8" else on_cpu(name)
+    layer = Float8Linear(128, 256, bias=False, dtype=torch.bfloat16, config=recipe.with_kernels("always"))
+    x = torch.randn(64, 128, dtype=torch.bfloat16, requires_grad=True)
+    g = torch.randn(64, 256, dtype=torch.bfloat16)
+    torch.autograd.grad(layer(x), (x, layer.weight), g)
+    update_scales(layer)
+    with Ops() as ops:
+        torch.autograd.grad(layer(x), (x, layer.weight), g)
+    ours = {op: count for op, count in ops.seen.items() if op.startswith("fp8core.") and "matmul" not in op}
+    assert ours == EXPECTED[name]
+    gemms = ops.seen["aten._scaled_mm"] + ops.seen["fp8core.matmul"]
+    assert gemms == (0 if name == "mxfp8" else recipe.fp8_gemms)
+    if name != "mxfp8":  # emulation widens codes
+        assert ops.copied == {"delayed": 3, "static": 3, "rowwise_with_gw_hp": 128}.get(
+            name, 0
+        )  # amaxes; a scale
 
 
 def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +183,24 @@ def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         assert layer.recipe.startswith("rowwise")
         assert (layer.casts == "kernels") == (kernels == "auto")
     assert "recipe=rowwise, kernels=never" in repr(model)
+
+
+def test_a_shared_input_is_cast_once() -> None:
+    """Oracle: operators counted: one cast of the input, and one of each layer's weight."""
+    layers = [Float8Linear(32, 48, config=RECIPES["rowwise"].with_kernels("always")) for _ in range(3)]
+    with Ops() as ops:
+        x = cast_input(torch.randn(16, 32, requires_grad=True), *layers)
+        for layer in layers:
+            layer(x)
+    assert ops.seen["fp8core.cast_rowwise_both"] == 1 + 3
+
+
+def test_inference_casts_one_direction_only() -> None:
+    """Oracle: operators counted: without gradients no transposed copy is made."""
+    layer = Float8Linear(32, 48, config=RECIPES["rowwise"].with_kernels("always"))
+    with torch.no_grad(), Ops() as ops:
+        layer(torch.randn(16, 32))
+    assert {op: n for op, n in ops.seen.items() if op.startswith("fp8core")} == {"fp8core.cast_rowwise": 2}
 
 
 @pytest.mark.parametrize(("version", "hip", "garbled"), [

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fp8core import convert_to_float8_training
 from fp8core.proof.formulas import register_with_torch
-from fp8core.proof.recorder import Recorder
+from fp8core.proof.recorder import Recorder, alive_and_most
 
 
 class Repeated(nn.Module):
@@ -53,3 +53,25 @@ def test_products_are_those_of_torch(
     assert ("second", "recompute") in found or recipe is None, "nn.Linear's product is not needed again"
     assert ("", "backward") in found
     assert not recorder.running
+
+
+@pytest.mark.parametrize("tensors", [nullcontext, FakeTensorMode])
+def test_storages_are_read_written_born_and_die(tensors: type[AbstractContextManager[object]]) -> None:
+    """By hand: x is 400 bytes and from outside; y and z are made, z into itself; a view moves and makes nothing."""
+    with tensors():
+        x = torch.ones(10, 10)
+        with Recorder() as recorder:
+            y = x[:5] + 1
+            z = y.t().exp()
+            del y
+            z.mul_(2)
+            once = torch.ones(1000).sum()
+        kept = recorder.rows[:]
+    made = [(row.operator.overloadpacket.__name__, row.born, row.died) for row in kept if row.born]
+    assert made == [("add", 200, 0), ("exp", 200, 200), ("ones", 4000, 0), ("sum", 4, 4000)]
+    add, exp, scaled = (row for row in kept if row.operator.overloadpacket.__name__ in ("add", "exp", "mul_"))
+    assert [list(each.values()) for each in (add.read, add.written)] == [[200], [200]]
+    assert exp.read == add.written, "a transpose is the same storage"
+    assert scaled.read == scaled.written == exp.written
+    assert alive_and_most(kept) == (200 + once.nbytes, 200 + 4000 + once.nbytes)
+    assert z.nbytes == 200

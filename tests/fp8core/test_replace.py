@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 
 from fp8core import (
@@ -17,6 +18,7 @@ from fp8core import (
     audit,
     convert_to_float8_training,
     convert_to_high_precision,
+    update_scales,
 )
 
 
@@ -26,6 +28,17 @@ class Named(nn.Linear):
     def __init__(self, in_features: int, out_features: int, label: str = "q") -> None:
         super().__init__(in_features, out_features)
         self.label = label
+
+
+class OwnForward(nn.Linear):
+    """Models that train with weights of another dtype write it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight.to(x.dtype), self.bias)
+
+
+class Inherits(OwnForward):
+    """A class with its own forward."""
 
 
 class OwnReset(nn.Linear):
@@ -50,6 +63,15 @@ def test_a_subclass_with_nn_linears_forward_is_converted() -> None:
     assert model[0].label == "query"
     x = torch.randn(16, 32)
     assert torch.equal(model(x), expected(x))
+
+
+def test_a_subclass_with_its_own_forward_is_refused_until_it_is_named() -> None:
+    for kind in (OwnForward, Inherits):
+        text = reason(nn.Sequential(kind(32, 48)))
+        assert text.startswith(f"class {kind.__name__} has its own forward, which would be lost")
+        assert text.endswith(f"pass convert_subclasses=({kind.__name__},)")
+        assert reason(nn.Sequential(kind(32, 48)), convert_subclasses=[OwnForward]) == ""
+    assert reason(nn.Sequential(OwnForward(32, 48)), convert_subclasses=[Inherits])  # it was not named
 
 
 def changed(linear: nn.Linear, **attributes: Any) -> nn.Linear:
@@ -92,6 +114,10 @@ def test_what_would_lose_something_is_left_alone_with_the_reason(case: str) -> N
     expected = model(x) if case not in ("attention", "own initialisation on meta") else None
     assert text in reason(model)
     assert expected is None or torch.equal(model(x), expected)
+
+
+def test_own_initialisation_is_no_obstacle_once_it_has_run() -> None:
+    assert reason(nn.Sequential(OwnReset(32, 48))) == ""
 
 
 def test_a_root_linear_with_a_child_raises() -> None:
@@ -150,6 +176,32 @@ def test_hooks_move_and_their_handles_still_remove_them(way: str) -> None:
     calls.clear()
     _exercise(model)
     assert not calls
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "delayed"])
+def test_the_way_back_is_the_model_that_was(name: str) -> None:
+    """Oracle: the unconverted model with the trained weights: classes, state, outputs, attributes."""
+    model = nn.ModuleDict(
+        {"a": Named(32, 48), "b": nn.Sequential(OwnForward(48, 32)), "c": nn.Linear(32, 48)}
+    )
+    model["d"] = model["a"]
+    model["c"].weight = model["a"].weight
+    classes = [type(m) for m in model.modules()]
+    convert_to_float8_training(model, config=name, convert_subclasses=[OwnForward])
+    x = torch.randn(16, 32)
+    model["b"](model["a"](x)).sum().backward()
+    update_scales(model)
+    plain = copy.deepcopy(convert_to_high_precision(model))
+    assert [type(m) for m in model.modules()] == classes
+    assert model["d"] is model["a"]
+    assert model["c"].weight is model["a"].weight
+    assert model["a"].label == "q"
+    assert model["a"].weight.grad is not None
+    assert torch.equal(model["a"](x), functional.linear(x, model["a"].weight, model["a"].bias))
+    assert not [
+        name for name in vars(model["a"]) if name.startswith("_fp8core") or name in Float8Linear.STATE
+    ]
+    assert audit(convert_to_float8_training(plain, config=name)).fp8_gemms > 0
 
 
 def test_the_way_back_of_single_layers_experts_and_weights_for_fsdp() -> None:

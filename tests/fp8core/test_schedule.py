@@ -21,6 +21,7 @@ from fp8core import (
     microbatches,
     update_scales,
 )
+from fp8core.recipe import GEMMS
 
 STEPS = 6
 
@@ -68,6 +69,33 @@ def train(
     return seen, schedule
 
 
+@pytest.mark.parametrize(
+    ("before", "text", "autocast"),
+    [("", "warmup_bf16:4", False), ("", "warmup_bf16:4", True), ("the recipe", "cooldown_bf16:2", False)],
+)
+@pytest.mark.parametrize("name", RECIPES)
+def test_until_the_switch_it_is_the_model_without_a_schedule(
+    name: str, before: str, text: str, autocast: bool
+) -> None:
+    """Oracle: the unconverted model before the end of a warm-up, the one that is all FP8 before a cool-down."""
+    want, _ = train(model(before and name), autocast=autocast)
+    arm, schedule = train(model(name), text, autocast=autocast)
+    assert arm[:4] == want[:4]
+    assert arm[4] != want[4]
+    assert schedule.switches == 1
+
+
+def test_after_a_warm_up_delayed_scaling_starts_as_any_run_does() -> None:
+    """Oracle: the delayed recipe from the state of the switch, with fresh memory."""
+    arm = model("delayed")
+    after, _ = train(arm, "warmup_bf16:4")
+    memories = [m.amaxes for m in arm.modules() if isinstance(m, Float8Linear)]
+    assert all(m is not None and m.ready for m in memories)
+    dynamic, _ = train(model("tensorwise"), "warmup_bf16:4")
+    assert after[4] == dynamic[4]  # the first step scales by the tensors themselves
+    assert after[5] != dynamic[5]  # the second by the first one's amaxes
+
+
 def test_kept_casts_do_not_survive_a_switch() -> None:
     """The recipe changes while a `microbatches` block is open and the weight does not."""
     layer = convert_to_float8_training(nn.Linear(32, 48), config=on_cpu("tensorwise"))
@@ -85,6 +113,35 @@ def test_kept_casts_do_not_survive_a_switch() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "step", "want"),
+    [
+        ("", 0, "- - -"),
+        ("warmup_bf16:3", 2, "oiw oiw oiw"),
+        ("warmup_bf16:3", 3, "- - -"),
+        ("warmup_bf16:0.25@[qk]", 1, "oiw oiw -"),  # 2.5 steps are 2
+        ("warmup_bf16:0.25@[qk]", 2, "- - -"),
+        ("cooldown_bf16:0.2@grad_weight", 7, "- - -"),
+        ("cooldown_bf16:0.2@grad_weight", 8, "w w w"),
+        ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 1, "- - oi"),
+        ("keep_bf16@out:output, warmup_bf16:2@out:grad_input", 5, "- - o"),
+        ("keep_bf16@o*,keep_bf16@out", 5, "- - oiw"),
+        ("warmup_bf16:10@q", 9, "oiw - -"),  # the whole run of some layers
+        ("cooldown_bf16:11@output", 0, "o o o"),
+    ],
+)
+def test_what_each_rule_holds_back(text: str, step: int, want: str) -> None:
+    """GEMMs in high precision of q, k and out, as one letter each."""
+    made, schedule = model("tensorwise"), PrecisionSchedule.parse(text)
+    schedule.apply(made, 0, 10)
+    schedule.apply(made, step, 10)
+    held = [
+        "".join(letter for letter, g in zip("oiw", GEMMS, strict=True) if not m.recipe.gemms[g].is_fp8) or "-"
+        for m in (made.q, made.k, made.out)
+    ]
+    assert " ".join(held) == want
+
+
+@pytest.mark.parametrize(
     "text",
     ["warmup", "warmup_bf16", "keep_bf16:3", "warmup_bf16:10@", "warmup_bf16:10@q:weight", "warmup_bf16:10@:output",
      "warmup_bf16:10,", *(f"cooldown_bf16:{length}@q" for length in (
@@ -94,6 +151,13 @@ def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
     """A bare 1 too: it could mean one step or the whole run."""
     with pytest.raises(ValueError, match=r"expected|is unknown|no target|no length|could mean"):
         PrecisionSchedule.parse(text)
+
+
+@pytest.mark.parametrize("written", ["1step", "1 step", "1steps"])
+def test_one_step_is_written_with_its_unit(written: str) -> None:
+    (rule,) = PrecisionSchedule.parse(f"warmup_bf16:{written}@layers.*").rules
+    assert (rule.amount, rule.length(10)) == (1, 1)
+    assert str(rule) == "warmup_bf16:1step@layers.*"
 
 
 def test_what_does_not_fit_the_run_is_refused() -> None:
@@ -109,6 +173,17 @@ def test_what_does_not_fit_the_run_is_refused() -> None:
             PrecisionSchedule.parse(text).apply(given, at, 10)
 
 
+def test_a_schedule_made_anew_for_each_step_returns_to_the_recipe() -> None:
+    """Oracle: the same schedule kept as one object."""
+    kept, anew = (convert_to_float8_training(nn.Linear(32, 48), config="tensorwise") for _ in range(2))
+    schedule = PrecisionSchedule.parse("warmup_bf16:5,cooldown_bf16:0.1")
+    for step in range(20):
+        schedule.apply(kept, step, 20)
+        PrecisionSchedule.parse(str(schedule)).apply(anew, step, 20)
+        assert kept.recipe == anew.recipe
+        assert kept.recipe.fp8_gemms == (3 if 5 <= step < 18 else 0)
+
+
 def test_a_layer_held_back_takes_what_it_takes_in_fp8() -> None:
     """An input of another dtype than the weights, as in FP8: a run must not end at its cool-down."""
     layer = Float8Linear(32, 48, config="tensorwise")
@@ -119,6 +194,23 @@ def test_a_layer_held_back_takes_what_it_takes_in_fp8() -> None:
     assert torch.equal(layer(x), want)
     with torch.autocast("cpu", torch.float16):
         assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias)), "rounded once"
+
+
+def test_texts_and_switch_steps() -> None:
+    schedule = PrecisionSchedule.parse("warmup_bf16:0.1@q:output, cooldown_bf16:20 ,keep_bf16@grad_input")
+    assert PrecisionSchedule.parse(str(schedule)).rules == schedule.rules
+    assert schedule.switch_steps(200) == (20, 180)
+    assert PrecisionSchedule().switch_steps(5) == ()
+    assert PrecisionSchedule.parse("warmup_bf16:5@q,cooldown_bf16:9@k,warmup_bf16:2").switch_steps(5) == (2,)
+
+
+def test_a_switch_right_after_a_resumption_is_counted_and_the_state_resumed_into_is_not() -> None:
+    made, schedule = model("tensorwise"), PrecisionSchedule.parse("warmup_bf16:2")
+    assert schedule.apply(made, 2, 5) == 6  # three layers: held back as they were at step 1, then let go
+    assert schedule.switches == 1
+    made, schedule = model("tensorwise"), PrecisionSchedule.parse("warmup_bf16:2")
+    assert schedule.apply(made, 1, 5) == 3
+    assert schedule.switches == 0
 
 
 def test_a_checkpoint_goes_on_and_one_of_other_rules_is_refused() -> None:

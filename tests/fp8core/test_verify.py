@@ -6,13 +6,15 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from recipes import ON_CPU
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fp8core import (
     RECIPES,
@@ -22,9 +24,9 @@ from fp8core import (
     verify,
 )
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.proof.verify import calls, probe
+from fp8core.proof.verify import calls, oracle, probe, sums
 from fp8core.proof.verify.oracle import TiledOperand
-from fp8core.proof.verify.products import decibels, difference
+from fp8core.proof.verify.products import Sketch, decibels, difference
 
 Step = Callable[[], object]
 
@@ -114,6 +116,13 @@ def test_compiled_models() -> None:
         assert proof.line.startswith("FP8 verified in eager mode: ")
 
 
+def test_a_layer_that_is_never_called_is_no_proof() -> None:
+    model = convert_to_float8_training(Block())
+    proof = proof_of(model, lambda: model.up(torch.randn(16, 32)).sum().backward())
+    assert not proof.ok
+    assert [text.partition(":")[0] for text in proof.problems] == ["down"]
+
+
 def test_an_output_in_high_precision_is_no_missing_gemm() -> None:
     """Oracle: the recipe, by hand: FP8 for grad_input alone, which of two layers that fit only the second computes."""
     recipe = RECIPES["rowwise_with_gw_hp"]
@@ -153,6 +162,65 @@ def test_a_cpu_says_that_it_emulates(backend: str) -> None:
     assert "emulated: it multiplies FP8 codes in float32" in proof.line
 
 
+def test_a_bias_is_summed_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "tiles", partial(oracle.tiles, limit=40))
+    proof = proof_of(convert_to_float8_training(nn.Sequential(nn.Linear(32, 48))))
+    assert proof.ok
+    assert proof.compared["grad_bias"] == 1
+
+
+def test_losses_of_a_cast_are_shown() -> None:
+    """Oracle: data made to lose them: one huge element underflows the rest; a stale amax saturates."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)), config="delayed")
+    x = torch.randn(16, 32)
+    step = training(model, x)
+    step()
+    x *= 100
+    proof = proof_of(model, step)
+    assert proof.layers[0].saturated["input"] > 0.5
+    spiked = torch.full((16, 32), 1e-4)
+    spiked[0, 0] = 1e3
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)))
+    proof = proof_of(model, training(model, spiked))
+    assert proof.ok
+    assert proof.layers[0].underflowed["input"] == pytest.approx(511 / 512)
+    assert any("of input underflows to zero" in warning for warning in proof.warnings)
+
+
+def test_results_kept_by_selective_checkpointing() -> None:
+    """An honest step, two of whose results are kept and not computed again, is verified."""
+    keep = partial(create_selective_checkpoint_contexts, [torch.ops.aten._scaled_mm.default])
+
+    class Selective(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(checkpoint(self.body, x, use_reentrant=False, context_fn=keep))
+
+    proof = proof_of(convert_to_float8_training(Selective(), config="tensorwise"))
+    assert proof.ok, proof.line
+
+
+@pytest.mark.parametrize("gate", [0.0, 1.0])
+def test_a_layer_that_shows_nothing_is_named(gate: float) -> None:
+    """Oracle: by hand: behind a gate of 0 every gradient is 0, right or wrong, whatever the other layer shows."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64), nn.Linear(32, 64)))
+    x = torch.randn(16, 32)
+    proof = proof_of(model, lambda: (gate * model[0](x) + model[1](x)).square().mean().backward())
+    assert proof.ok == bool(gate)
+    assert not proof.problems
+    assert [line.partition(": every")[0] for line in proof.not_checked] == (
+        [] if gate else ["0: grad_weight"]
+    )
+
+
+def test_a_weight_that_is_computed_is_compared_as_it_is_multiplied() -> None:
+    """`weight_norm` after conversion: the weight is no leaf of autograd."""
+    model = convert_to_float8_training(Block())
+    nn.utils.parametrizations.weight_norm(model.up)
+    proof = proof_of(model)
+    assert proof.ok, proof.line
+    assert proof.layers[0].gemms["grad_weight"].calls == 1
+
+
 @pytest.mark.parametrize(("apart_db", "beyond"), [(30.0, 0), (26.0, 0), (24.0, 1), (20.0, 1)])
 def test_a_row_on_a_gpu_may_be_25_db_away_and_no_further(apart_db: float, beyond: int) -> None:
     """One row of the result is moved by a vector of a known length; the others are exact."""
@@ -169,6 +237,63 @@ def test_scales_of_mx_are_told_by_their_type() -> None:
     codes, scale = torch.ones(256, 256), torch.ones(256, 8)
     seen = [calls.granularity_seen(codes, s) for s in (scale, scale.to(torch.float8_e8m0fnu))]
     assert seen == ["1x128", "1x32"]
+
+
+@pytest.mark.parametrize(("factor", "beyond"), [(0.97, 0), (1.05, 1)])
+def test_on_a_gpu_a_row_of_grad_weight_may_be_16_db_away_and_2_11_of_its_operands(
+    factor: float, beyond: int
+) -> None:
+    """By hand: the two limits add as squares. Both are made equal, as in a row whose products cancel; then their sum would be
+    1.41 times their root of squares."""
+    tokens, columns, directions = 64, 8, 8
+    x = torch.linalg.qr(torch.randn(tokens, columns, dtype=torch.float64))[0]
+    sketch = Sketch.of_input(TiledOperand(x.t()))
+    signs = sketch.directions.double()
+    grad = torch.linalg.qr(torch.cat((x, torch.randn(tokens, 1, dtype=torch.float64)), 1))[0][:, -1]
+    slack = 2.0**-11 * math.sqrt(columns * directions)
+    along = torch.randn(columns, dtype=torch.float64)
+    grad = grad + x @ along * (slack / 10 ** (-16 / 20) / (along @ signs).norm())
+    push = torch.randn(columns, dtype=torch.float64)
+    push *= factor * math.sqrt(2) * slack * float(grad.norm()) / (push @ signs).norm()
+    result = (grad @ x + push)[None]
+    found = difference(TiledOperand(grad[None]), sketch, result, (torch.float64,), registers=None)
+    assert found.beyond == beyond
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "beyond"),
+    [
+        (0.995, 0.995, 0),
+        (0.995, 0.990, 1),
+        (0.995, math.inf, 1),
+        (0.995, math.nan, 1),
+        (1.005, math.inf, 0),
+        (1.005, 0.9, 1),
+        (1.02, math.inf, 0),
+        (1.02, 0.995, 1),
+        (math.nan, math.nan, 0),
+        (math.nan, 1.0, 1),
+    ],
+)
+def test_where_the_dtype_ends_a_result_is_right_or_overflows(want: float, got: float, beyond: int) -> None:
+    """By hand, as shares of the largest number of float16: there is no other slack than rounding."""
+    largest = torch.finfo(torch.float16).max
+    a = TiledOperand(torch.tensor([[want * largest]], dtype=torch.float64))
+    result = torch.tensor([[got * largest]], dtype=torch.float64).half()
+    found = difference(a, TiledOperand(torch.ones(1, 1)), result, (torch.float16,))
+    assert found.beyond == beyond
+
+
+@pytest.mark.parametrize("sketched", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_on_a_gpu_too_a_value_that_is_no_number_is_a_fault(value: float, sketched: bool) -> None:
+    """Whatever the decibels of the others."""
+    a, b = torch.randn(16, 64), torch.randn(32, 64)
+    result = a.double() @ b.double().t()
+    other = Sketch.of_input(TiledOperand(b)) if sketched else TiledOperand(b)
+    assert not difference(TiledOperand(a), other, result, (torch.bfloat16,), registers=None).fault
+    result[3, 5] = value
+    assert difference(TiledOperand(a), other, result, (torch.bfloat16,), registers=None).beyond == 1
 
 
 @pytest.mark.parametrize("name", ["delayed", "static"])
@@ -200,6 +325,25 @@ def test_experts_without_tokens_are_not_proven() -> None:
     assert not proof.ok
     assert not proof.problems
     assert [line.partition(": every")[0] for line in proof.not_checked] == ["product: output"]
+
+
+def test_grad_input_of_experts_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: bfloat16 everywhere, so each result is rounded to it and no more."""
+    rounded = []
+
+    def noted(a: TiledOperand, b: TiledOperand, result: Any, dtypes: Any, *args: Any, **options: Any) -> Any:
+        rounded.append(dtypes)
+        return difference(a, b, result, dtypes, *args, **options)
+
+    monkeypatch.setattr(calls, "difference", noted)
+    product = GroupedMatmul(config="tensorwise")
+    x = torch.randn(32, 32, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(1, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+    with calls.Watch(nn.ModuleList([product])) as watch:
+        product(x, weight, torch.tensor([32], dtype=torch.int32)).square().sum().backward()
+    (proof,) = watch.proofs()
+    assert not proof.faults
+    assert rounded == [[torch.bfloat16]] * 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from on_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8core import Proof, convert_to_float8_training, verify
+from fp8core import Proof, convert_to_float8_training, update_scales, verify
 from fp8core.proof.flops import MatmulCount
 from fp8core.proof.flops.count import Uncounted
 from fp8core.proof.verify.passes import Passes, _warnings
@@ -71,6 +71,15 @@ def test_every_field_of_the_record_is_known_here() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", TOLD)
+def test_what_the_record_holds_stands_in_the_line(name: str) -> None:
+    value, said = TOLD[name]
+    proof = proof_with(**{name: value})
+    assert proof.line.startswith("FP8 verified")
+    assert said in proof.line
+    assert said not in proof_with().line
+
+
 @pytest.mark.parametrize("name", OF_LAYER)
 def test_what_a_layer_s_record_holds_is_a_warning(name: str) -> None:
     value, said = OF_LAYER[name]
@@ -79,6 +88,79 @@ def test_what_a_layer_s_record_holds_is_a_warning(name: str) -> None:
     (warning,) = _warnings(Passes(nn.Sequential(nn.Linear(16, 16))), [layer])
     assert said in warning
     assert said in proof_with(layers=(layer,), warnings=(warning,)).line
+
+
+def test_more_warnings_than_a_line_shows_are_counted() -> None:
+    line = proof_with(warnings=tuple(f"layer {i}: 50 % of input saturates" for i in range(9))).line
+    assert "9 warnings: layer 0:" in line
+    assert line.endswith("and 6 more")
+
+
+def test_an_input_that_saturates_is_said() -> None:
+    """A delayed scale of a small batch, then one a hundred times larger."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)), config="delayed")
+    x = torch.randn(16, 32)
+    model(x).sum().backward()
+    update_scales(model)
+
+    def step() -> None:
+        model(100 * x).square().mean().backward()
+        update_scales(model)
+
+    proof = verify(step, model, announce=False)
+    assert proof.layers[0].saturated["input"] > 0.5
+    assert "% of input saturates" in proof.line
+
+
+class Streams(nn.Module):
+    """Three layers; the loss uses the third one's output in part, or not at all."""
+
+    def __init__(self, part: int) -> None:
+        super().__init__()
+        self.one, self.two, self.context = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        context = self.context(x)
+        own = self.two(torch.relu(self.one(x)))
+        return torch.cat((own, context), 0)[: len(x)] if self.part else own
+
+
+def test_calls_that_the_loss_does_not_use_are_said() -> None:
+    """A second call, whose result is only looked at: no GEMM of its backward pass is predicted, and the line says so."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
+    x = torch.randn(16, 32, requires_grad=True)
+    looked: list[torch.Tensor] = []
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        looked.append(model(2 * x).mean())
+
+    proof = verify(step, model, announce=False)
+    assert proof.ok, proof.line
+    assert proof.counted == proof.predicted == 4
+    assert "the loss does not depend on all of its 2 calls" in proof.line
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["no gradient comes", "a gradient of zeros comes"])
+def test_a_layer_that_the_loss_does_not_depend_on_fails_no_proof(part: int) -> None:
+    """Like SD3's last add_q_proj: its output is computed, and the loss reads other tokens."""
+    model = convert_to_float8_training(Streams(part))
+    x = torch.randn(16, 32, requires_grad=True)
+    proof = verify(lambda: model(x).square().mean().backward(), model, announce=False)
+    assert proof.ok, proof.line
+    assert proof.unjudged == ("context",)
+    assert "but for gradients of 1 of 3 layers, which cannot be judged" in proof.line
+
+
+def test_where_most_gradients_are_zero_nothing_is_proved() -> None:
+    """Before the first update of a last layer that begins at 0, wrong code agrees with every product behind it."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)))
+    nn.init.zeros_(model[2].weight)
+    proof = verify(lambda: model(torch.randn(16, 32)).sum().backward(), model, announce=False)
+    assert not proof.ok
+    assert not proof.problems
+    assert {line.partition(":")[0] for line in proof.not_checked} >= {"0", "1"}
 
 
 def test_a_call_in_another_thread_is_not_judged() -> None:

@@ -77,3 +77,16 @@ def test_nothing_changes(name: str, fails_in_pass: int) -> None:
     assert same(before, state(model, optimizer))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_gradients_by_half_precision_sums_are_warned_of() -> None:
+    """A bfloat16 gradient that two microbatches add up in: PyTorch's own rounding, no fault but a loss."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)).bfloat16(), config="tensorwise")
+
+    def step() -> None:
+        for _ in range(2):
+            model(torch.randn(16, 32).bfloat16()).float().square().mean().backward()
+
+    proof = verify(step, model, announce=False)
+    assert proof.ok, proof.problems
+    assert any("add up in bfloat16" in warning for warning in proof.warnings)

@@ -15,9 +15,9 @@ from recipes import on_cpu
 from torch import nn
 
 import fp8core
-from fp8core import CastRecord, Float8Linear, PrecisionSchedule, convert_to_float8_training
+from fp8core import RECIPES, CastRecord, Float8Linear, PrecisionSchedule, convert_to_float8_training
 from fp8core.observers import WATCHED
-from fp8core.proof.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION
+from fp8core.proof.cast_stats import CAST, CODES_ONLY, HIGH_PRECISION, NOT_SEEN
 from fp8core.proof.sampled_places import SampledPlaces
 
 ALL = 1 << 30  # samples: each element
@@ -161,6 +161,62 @@ def nothing_is_left_on() -> Iterator[None]:
     assert not WATCHED
 
 
+@pytest.mark.parametrize(
+    ("recipe", "dtype"),
+    [
+        *((name, torch.float32) for name in RECIPES if name not in ("delayed", "static")),
+        ("rowwise", torch.bfloat16),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_figures_are_those_of_the_tensors_that_were_cast(recipe: str, dtype: torch.dtype) -> None:
+    layers = model(recipe, dtype=dtype)
+    tensors = Tensors(layers)
+    records: list[CastRecord] = []
+    assert seen(layers, batch().to(dtype), to=records.append, samples=ALL) == records
+    parts = {(r.layer, r.operand, gemm) for r in records for gemm in r.gemms}
+    assert parts == {
+        (layer, operand, gemm) for layer in ("0", "2") for operand, gemm in DIM
+    }  # each GEMM's operand, once
+    assert sum(len(r.gemms) for r in records) == len(parts)
+    for record in records:
+        gemm = RECIPES[recipe].gemms[record.gemms[0]]
+        is_a = (record.operand, record.gemms[0]) in (
+            ("input", "output"),
+            ("grad_output", "grad_input"),
+            ("grad_output", "grad_weight"),
+        )
+        cast = gemm.a if is_a else gemm.b
+        if cast is None:
+            assert record.status == HIGH_PRECISION
+            assert record.saturated_share is record.underflow_share is record.sqnr_db is record.scale is None
+            continue
+        assert (record.status, record.granularity) == (CAST, cast.granularity)
+        assert record.dtype == f"float8_{cast.format.name}"
+        assert record.sampled == record.elements
+        compare(record, expected(tensors.seen[record.layer, record.operand], record, cast.power_of_two))
+    assert any(r.underflow_share for r in records)
+
+
+def test_delayed_scaling_shows_what_its_stale_scale_clips() -> None:
+    """The scale is that of the largest earlier amax; a batch four times as large saturates."""
+    layers = model("delayed")
+    tensors = Tensors(layers)
+    for seed in (1, 2):
+        loss_of(layers(batch(seed=seed, spread=0.5))).backward()
+        fp8core.update_scales(layers)
+    earlier = {key: max(float(np.abs(x).max()) for x in seen) for key, seen in tensors.seen.items()}
+    tensors.seen.clear()
+    records = seen(layers, 4 * batch(seed=3, spread=0.5), samples=ALL)
+    for record in records:
+        key = record.layer, record.operand
+        assert record.scaling == "delayed"
+        compare(record, expected(tensors.seen[key], record, False, earlier[key]))
+    first = next(r for r in records if (r.layer, r.operand) == ("0", "input"))
+    assert first.saturated_share is not None
+    assert 0 < first.saturated_share < 0.5
+
+
 def test_one_clipped_element_is_never_a_share_of_zero() -> None:
     """A sample that misses the only clipped element: the amax has seen it."""
     layers = convert_to_float8_training(
@@ -176,10 +232,53 @@ def test_one_clipped_element_is_never_a_share_of_zero() -> None:
     assert record.sampled <= 16
 
 
+@pytest.mark.parametrize("pattern", ["columns", "rows", "diagonal", "blocks"])
+@pytest.mark.parametrize("shape", [(512, 256), (528, 320), (1008, 96), (2048, 1024)], ids=str)
+def test_a_sample_estimates_the_shares_of_all(shape: tuple[int, int], pattern: str) -> None:
+    """Oracle: the share by construction. A stride in step with the pattern would see all of what underflows, or none."""
+    rows, columns = shape
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)
+    small = {
+        "columns": (column % 2 == 0).expand(shape),
+        "rows": (row % 2 == 0).expand(shape),
+        "diagonal": (row % columns != column).expand(shape),
+        "blocks": ((row // 32 + column // 32) % 2 == 0).expand(shape),
+    }[pattern]
+    layers = convert_to_float8_training(nn.Sequential(nn.Linear(columns, 16)), config=on_cpu("tensorwise"))
+    x = torch.where(small, 1e-9, 1.0) * torch.randn(shape).sign()
+    (record,) = seen(layers, x.requires_grad_(), "input", samples=4096)
+    exact = float(small.float().mean())
+    assert 1000 < record.sampled <= 4096
+    assert record.elements == x.numel()
+    assert record.underflow_share == pytest.approx(
+        exact, abs=max(4 * math.sqrt(exact * (1 - exact) / record.sampled), 0.01)
+    )
+
+
 def test_places_are_drawn_once_for_a_shape() -> None:
     places = SampledPlaces(4)
     first, again = (places.of(torch.Size((8, 2)), torch.device("cpu")) for _ in range(2))
     assert first is again
+
+
+@pytest.mark.parametrize(("samples", "nonfinite"), [(ALL, 2), (8, 1)])
+def test_values_that_are_not_finite_are_counted_and_hide_nothing(samples: int, nonfinite: int) -> None:
+    """A sample that misses both still counts one: the amax has seen it."""
+    layers = model("tensorwise")
+    x = batch().detach()
+    x[3, 5], x[4, 6] = torch.nan, torch.inf
+    records = seen(layers, x.requires_grad_(), samples=samples)
+    record, weight = (
+        next(r for r in records if (r.layer, r.operand) == ("0", operand)) for operand in ("input", "weight")
+    )
+    assert (record.nonfinite, record.amax, record.sqnr_db, record.saturated_share) == (
+        nonfinite,
+        None,
+        None,
+        None,
+    )
+    assert weight.nonfinite == 0
+    assert weight.sqnr_db is not None
 
 
 def test_layers_that_a_schedule_holds_in_high_precision_are_not_cast() -> None:
@@ -194,6 +293,14 @@ def test_layers_that_a_schedule_holds_in_high_precision_are_not_cast() -> None:
         assert record.saturated_share is record.sqnr_db is record.underflow_share is None
     status = {(r.operand, g): r.status for r in records if r.layer == "2" for g in r.gemms}
     assert status == {key: HIGH_PRECISION if key[1] == "grad_weight" else CAST for key in DIM}
+
+
+def test_a_layer_without_a_backward_pass_is_not_seen() -> None:
+    layers = model("tensorwise")
+    layers[0].requires_grad_(False)
+    records = seen(layers, batch().detach())
+    assert {(r.layer, r.status) for r in records} == {("0", NOT_SEEN), ("2", CAST)}
+    assert all(r.amax is None and r.elements == 0 for r in records if r.layer == "0")
 
 
 @pytest.mark.parametrize("codes_alone", [False, True])

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -145,6 +149,24 @@ def watched(net: nn.Module, steps: int = 1, x: torch.Tensor | None = None, **opt
     return watcher
 
 
+def test_a_resumed_run_counts_on() -> None:
+    records: list[CastRecord] = []
+    watched(small(), 8, every=5, to=records.append, first_step=8)
+    assert {r.step for r in records} == {10, 15}
+
+
+def test_json_lines_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "casts.jsonl"
+    path.write_text("{}\n")
+    x = torch.randn(16, 32)
+    x[0, 0] = torch.inf
+    watcher = watched(small("rowwise"), x=x, every=1, to=path)
+    first, *lines = path.read_text().splitlines()
+    assert first == "{}"
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]  # NaN and Infinity are no JSON
+    assert [row | {"gemms": tuple(row["gemms"])} for row in rows] == [asdict(r) for r in watcher.latest]
+
+
 def test_tensorboard_gets_scalars() -> None:
     writer = mock.Mock(spec=["add_scalar"])
     watcher = watched(small(), every=1, to=writer)
@@ -217,8 +239,35 @@ def test_a_compiled_function_that_shows_nothing_is_told() -> None:
     watcher.close()
 
 
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "numerics.md").read_text()
+    (example,) = (
+        b for b in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "watch(" in b
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "docs/numerics.md", "exec"), {})
+    rows = [json.loads(line) for line in (tmp_path / "casts.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rows} == {0, 50}
+    assert all(row["status"] == "cast" and row["sqnr_db"] > 20 for row in rows)
+
+
 def stance() -> str:
     return torch._dynamo.eval_frame._stance.stance
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_eager_mode_lasts_as_long_as_one_watcher_needs_it(order: tuple[int, int]) -> None:
+    nets = small(), small()
+    watchers = [fp8core.watch(net, every=2, eager_steps=True) for net in nets]
+    assert stance() == "force_eager"
+    for net in nets:
+        run(net)
+    watchers[order[0]].step()
+    assert stance() == "force_eager"
+    watchers[order[1]].step()
+    assert stance() == "default"
+    for watcher in watchers:
+        watcher.close()
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
@@ -243,3 +292,41 @@ def test_a_watcher_that_is_dropped_frees_its_layers_and_says_that_it_recorded_no
     with pytest.warns(RuntimeWarning, match=r"watcher\.step\(\) was never called"):
         watchers.clear()
     fp8core.watch(net, first_step=1).step()
+
+
+def test_a_scale_that_moves_on_before_the_step_ends_is_the_one_that_was_used() -> None:
+    """What a sample needs is copied when it is taken: update_scales and the optimizer change their tensors in place."""
+    results = []
+    for late in (False, True):
+        net = small("delayed")
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(2):
+            net(torch.randn(16, 32, generator=generator)).square().mean().backward()
+            fp8core.update_scales(net)
+        with fp8core.watch(net, every=2) as watcher:
+            net(torch.randn(16, 32, generator=generator)).square().mean().backward()
+            if late:
+                optimizer.step()
+                fp8core.update_scales(net)
+            watcher.step()
+        results.append(watcher.latest)
+    assert results[0] == results[1]
+
+
+def test_many_calls_are_those_calls_together() -> None:
+    """More than are kept one by one. Oracle: the same batch once: every mean over equal calls is that of one."""
+    results = []
+    for times in (1, 70):
+        net = small("rowwise")
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
+        with fp8core.watch(net, every=2, samples=100) as watcher:
+            for _ in range(times):
+                net(x).square().mean().backward()
+            watcher.step()
+            assert not watcher.problem
+        results.append(watcher.latest)
+    for one, many in zip(*results, strict=True):
+        assert (many.calls, many.elements, many.sampled) == (70, 70 * one.elements, 70 * one.sampled)
+        for figure in ("amax", "scale", "largest_scale", "saturated_share", "underflow_share", "sqnr_db"):
+            assert getattr(many, figure) == pytest.approx(getattr(one, figure), rel=1e-9), figure

@@ -10,8 +10,28 @@ import pytest
 import torch
 
 from fp8core.kernels import launch
+from fp8core.kernels.occupancy import programs_per_processor
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "shared", "capability", "programs"),
+    [
+        (32, 8, 0, 90, 8),  # 2048 threads
+        (33, 8, 0, 90, 6),  # 40 registers are allocated: 1280 a warp, 12 warps in a partition
+        (255, 4, 0, 90, 2),
+        (255, 16, 0, 90, 0),  # the file has no room for 16 such warps
+        (16, 1, 0, 90, 32),  # the hardware's own limit
+        (16, 1, 0, 89, 24),
+        (32, 4, 75 * 1024, 90, 3),  # 228 KB, 1 KB of each is the system's
+        (32, 4, 75 * 1024, 120, 1),
+        (32, 8, 0, 103, 8),  # not listed: as sm_100
+    ],
+)
+def test_occupancy(registers: int, num_warps: int, shared: int, capability: int, programs: int) -> None:
+    """Oracle: NVIDIA's occupancy calculator, by hand from the CUDA guide's table of limits."""
+    assert programs_per_processor(registers, num_warps, shared, capability) == programs
 
 
 class Kernel:

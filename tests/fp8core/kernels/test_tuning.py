@@ -75,6 +75,14 @@ def test_fastest_is_measured_once_and_kept(cache: Path) -> None:
     assert list(json.loads(cache.read_text()).values()) == [FAST]
 
 
+@pytest.mark.parametrize("change", [{"shape": (1025, 64)}, {"device": "B200"}])
+def test_other_buckets_and_devices_are_measured(change: dict[str, object]) -> None:
+    clock = Clock({1: 0.5, 2: 0.9})
+    pick(clock)
+    pick(clock, **change)
+    assert clock.launched == MEASURED * 2
+
+
 KEY = tuning.key("cast", (1024, 64), torch.bfloat16, "H200")
 
 
@@ -101,6 +109,14 @@ def test_cache_that_cannot_be_written_does_not_matter(cache: Path, caplog: pytes
     assert "cannot be written" in caplog.text
 
 
+def test_what_another_process_wrote_is_kept(cache: Path) -> None:
+    pick(Clock({1: 0.5, 2: 0.9}))
+    table = json.loads(cache.read_text())
+    cache.write_text(json.dumps({**table, "other": {"BLOCK": 7}}))
+    pick(Clock({1: 0.9, 2: 0.5}), (9, 9))
+    assert len(json.loads(cache.read_text())) == 3
+
+
 def test_refused_candidates() -> None:
     """A candidate that the device has no room for is skipped; none left is an error."""
     clock, run = failing(NO_ROOM, FAST)
@@ -124,6 +140,13 @@ def test_every_candidate_is_launched_inside_and_none_after_an_exception(
     monkeypatch.setenv("FP8CORE_TUNE", "0")
     assert pick(clock, run=faulty, time_ms=None) == SLOW
     assert not cache.exists()
+
+
+def test_a_candidate_with_a_fault_is_no_refusal() -> None:
+    """What does not compile is a fault of the kernel: it is raised, and no other tile is taken instead."""
+    clock, run = failing(triton.compiler.errors.CompilationError("x", None, "a fault of the kernel"), SLOW)
+    with pytest.raises(triton.compiler.errors.CompilationError):
+        pick(clock, run=run)
 
 
 def test_no_candidate_is_begun_after_the_limit(cache: Path) -> None:

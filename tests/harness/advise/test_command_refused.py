@@ -10,7 +10,9 @@ import torch
 from advice_asked import refused, said
 from report_cases import cpu_run
 
-from harness.advise.command import Question
+from harness.advise.asked_model import sizes
+from harness.advise.command import Question, parse
+from harness.store.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,18 @@ def test_bad_input_ends_in_one_line_and_exit_2(
     assert hint in refused(capsys, *words.split())
 
 
+def test_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line that names the file; no warning of Python's, which the test run would turn into an error."""
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "results.parquet").write_bytes(b"PAR1 is no table")
+    for words in (("gpu=h200",), ()):
+        assert "results.parquet" in refused(capsys, "model=gpt2", f"runs={bad}", *words)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "found: no row" in refused(capsys, "model=gpt2", "gpu=h200", f"runs={empty}")
+
+
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_names_every_key(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, word)
@@ -73,3 +87,18 @@ def test_a_run_of_a_gpu_that_is_not_known(tmp_path: Path, capsys: pytest.Capture
     assert "no row is of the H200 SXM (found: cpu)" in refused(
         capsys, "model=gpt2", f"runs={run}", "gpu=h200"
     )
+
+
+def test_sizes_of_a_pass() -> None:
+    def of(*words: str, most: int = 8192) -> tuple[int, int]:
+        asked = parse(["model=x", *words])
+        return sizes("x", most, asked.tokens, asked.batch, asked.seq)
+
+    assert of() == (4, 4096)
+    assert of(most=256) == (64, 256)
+    assert of("seq=1024") == (16, 1024)
+    assert of("batch=2") == (2, 4096)
+    assert of("tokens=1024") == (1, 1024)
+    assert of("tokens=32768", "seq=8192") == (4, 8192)
+    with pytest.raises(UsageError):
+        of("seq=8", "batch=1")

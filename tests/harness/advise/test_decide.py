@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from advise_fixtures import model, round_h200
+import pytest
+from advise_fixtures import SIX, model, round_h200
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,11 @@ from harness.advise import decide
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.model import Linear, Traffic
 from harness.advise.plan import Plan
+from harness.advise.rates import rates_of
+from harness.advise.recipes import candidates
 from harness.advise.step import Ratio, step_ratio
+from harness.advise.trace import trace
+from harness.machine.hardware import named
 from harness.training.models import ModelSpec
 from harness.training.models.nanogpt import GptConfig
 
@@ -28,6 +33,18 @@ def excluded_by_the_formula(layer: Linear, b: float) -> bool:
     """FP8 wins if and only if 1/M + 1/N + 1/K < (6 BW / b) (1/P16 - 1/P8)."""
     bound = 6 * RATES["bandwidth"] / b * (1 / RATES["bf16"] - 1 / RATES["fp8"])
     return 1 / layer.tokens + 1 / layer.K + 1 / layer.N >= bound
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384, 65536])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_filter_of_nanogpt_excludes_what_the_formula_excludes(tokens: int, compiled: bool) -> None:
+    """GPT-2 124M, every recipe, with the bytes of its cheapest cast for all three tensors: an upper bound of its gain."""
+    nanogpt = trace(NANOGPT, tokens // 1024, 1024)
+    for recipe in candidates(compiled).values():
+        b = min(cast.total for cast in recipe.casts.values())
+        chosen = decide.choose(nanogpt, RATES, Plan(compiled=compiled), recipe)
+        excluded = {layer.fqn for layer in nanogpt.layers if excluded_by_the_formula(layer, b)}
+        assert not chosen & excluded, recipe.name
 
 
 def filters(
@@ -69,6 +86,37 @@ def test_the_filter_never_makes_a_model_slower_and_finds_nearly_all_there_is(
     assert dp > 1 or gained >= most / 1.03
 
 
+def test_an_odd_layer_is_left_out_whatever_it_would_gain() -> None:
+    one = model(("even", 8192, 8192), ("odd", 8192, 8200))
+    odd = replace(one.layers[1], barred={"six": "N=8200 is not a multiple of 16; pad it"})
+    unused = replace(one.layers[0], fqn="unused", tokens=0)
+    one = replace(one, layers=(one.layers[0], odd, unused))
+    found = decide.advise(one, RATES, PLAN, SIX)
+    assert found.converted == {"even"}
+    assert found.verdict == decide.ON, "all that can be converted is"
+    assert [a.reason for a in found.layers] == [
+        "",
+        "N=8200 is not a multiple of 16",
+        "not used in the forward pass",
+    ]
+
+
+def test_verdicts() -> None:
+    wide, narrow = ("wide", 8192, 8192), ("narrow", 128, 128)
+    assert decide.advise(model(wide), RATES, PLAN, SIX).verdict == decide.ON
+    assert decide.advise(model(wide, narrow), RATES, PLAN, SIX).verdict == decide.SOME
+    assert decide.advise(model(narrow), RATES, PLAN, SIX).verdict == decide.OFF
+    assert decide.advise(model(wide), RATES, PLAN, SIX, "no kernel").verdict == decide.OFF
+    # a layer that wins, in a step of which it is a hundredth
+    buried = model(wide, attention=1e17)
+    found = decide.advise(buried, RATES, PLAN, SIX)
+    assert found.converted == {"wide"}
+    assert found.verdict == decide.OFF
+    old = decide.advise(model(wide), rates_of(named("a100")), PLAN, SIX)
+    assert (old.verdict, old.layers) == (decide.OFF, ())
+    assert "no FP8" in old.unavailable
+
+
 @given(value=st.floats(0.5, 2.0), down=st.floats(1.0, 2.0), up=st.floats(1.0, 2.0))
 def test_no_interval_that_contains_1_is_on(value: float, down: float, up: float) -> None:
     ratio = Ratio(value, value / down, value * up)
@@ -78,3 +126,46 @@ def test_no_interval_that_contains_1_is_on(value: float, down: float, up: float)
         assert said != decide.ON
     if said == decide.OFF:
         assert ratio.high < decide.STEP_GAIN or value < decide.STEP_GAIN
+
+
+def test_the_recipe_to_take() -> None:
+    def option(name: str, b: float, unavailable: str = "") -> decide.RecipeAdvice:
+        casts = {t: CastCost(b) for t in ("input", "weight", "grad_output")}
+        recipe = RecipeCost(name, "kernels", casts, one_scale=name != "rowwise")
+        return decide.advise(model(("x", 8192, 8192)), RATES, PLAN, recipe, unavailable)
+
+    options = [option("tensorwise", 6.0), option("rowwise", 20.0), option("delayed", 4.0)]
+    assert decide.best(options, careful=False).recipe.name == "delayed"
+    assert decide.best([options[0], option("delayed", 5.9)], careful=False).recipe.name == "tensorwise", (
+        "as good"
+    )
+    assert decide.best(options, careful=True).recipe.name == "rowwise"
+    assert (
+        decide.best([options[0], option("best", 1.0, "no kernel")], careful=False).recipe.name == "tensorwise"
+    )
+    assert decide.best([option("only", 1.0, "no kernel")], careful=False).recipe.name == "only"
+
+
+def test_a_shared_cast_decides_for_its_readers_together() -> None:
+    """k alone does not pay for the cast of its input; beside q, which does, it rides along."""
+    k = model(("k", 4096, 512))
+    assert not decide.choose(k, RATES, PLAN, SIX)
+    both = model(("q", 4096, 4096), ("k", 4096, 512))
+    both = replace(both, layers=tuple(replace(layer, input_id=0) for layer in both.layers))
+    assert decide.choose(both, RATES, PLAN, SIX) == {"q", "k"}
+    assert decide.choose(both, RATES, PLAN, replace(SIX, shares_input=False)) == {"q"}
+
+
+def test_the_filter_says_what_is_left_as_shortly_as_it_can() -> None:
+    one = model(
+        ("layers.0.a.k", 64, 64), ("layers.1.a.k", 64, 64), ("layers.0.o", 64, 64), ("layers.1.o", 64, 64)
+    )
+    assert decide.module_filter(one, frozenset({"layers.0.o", "layers.1.o"})) == {
+        "words": ("k",),
+        "names": (),
+    }
+    assert decide.module_filter(one, frozenset({"layers.0.o"})) == {"words": ("k",), "names": ("layers.1.o",)}
+    assert decide.module_filter(one, frozenset(layer.fqn for layer in one.layers)) == {
+        "words": (),
+        "names": (),
+    }

@@ -11,11 +11,31 @@ from report_fixtures import Invented, frame
 
 from harness.advise import measured
 from harness.advise.advice import Check
-from harness.advise.command import answer, parse
+from harness.advise.command import _checks, answer, parse
+from harness.advise.gpu import gpu_and_rows
 from harness.advise.plan import Plan
+from harness.advise.rates import rates_of
+from harness.machine.ceilings import ceilings
 from harness.store.case import Case
 
 RATES = round_h200()
+
+
+def test_an_advised_step_is_predicted_with_its_own_layers(tmp_path: Path) -> None:
+    """What was left in bf16 stays there: without the wide layer the step gains next to nothing."""
+    of = Case.of("train", {"model": "m", "convert": "advised"})
+    base = {"ms": 10.0, "flops": {"bf16": 1e12}}
+    fp8 = {"ms": 9.0, "flops": {"e4m3": 1e12}, "baseline": "bf16_eager"}
+
+    def predicted(**resolved: object) -> float:
+        arms = {"bf16_eager": base, "tensorwise_eager": fp8 | {"resolved": resolved}}
+        rows = frame(tmp_path / str(len(resolved)), Invented(1).times(of, arms))
+        both = model(("wide", 8192, 8192), ("narrow", 8192, 128))
+        (check,) = measured.steps(rows, RATES, lambda axes, resolved: (both, Plan()))
+        return check.predicted
+
+    assert predicted() > 1.2
+    assert predicted(advice={"left_in_bf16": {"wide": "0.9x"}}) < 1.01
 
 
 def test_a_recorded_step_is_held_against_no_prediction(tmp_path: Path) -> None:
@@ -41,6 +61,21 @@ def test_errors_and_their_spread() -> None:
     assert found.low < 1.1 < 1.3 < found.high
     assert not replace(said, checks=tuple(checks[:2])).check_spreads
     assert [c.trusted for c in checks] == [True, True, False]
+
+
+def test_the_measured_steps_of_the_h200_lie_inside_the_intervals_that_its_own_rates_give() -> None:
+    """Oracle: the published rows of 2026-11-27, 1.40x and 1.41x eager, 1.415x compiled."""
+    day = Path(__file__).parents[3] / "results/published/h200/2026-11-27"
+    device, rows = gpu_and_rows(
+        "", [str(day / run) for run in ("eager", "nocompile", "compiled", "ceilings", "gemm")]
+    )
+    assert rows is not None
+    steps = [c for c in _checks(rows, rates_of(device, ceilings(rows))) if c.what == "step"]
+    assert sorted(c.arm for c in steps) == ["tensorwise_compile", "tensorwise_eager", "tensorwise_eager"]
+    assert [c for c in steps if not c.inside] == []
+    words = "model=llama3_8b", "tokens=16384", "seq=4096", f"runs={day / 'ceilings'}"
+    unmeasured = [answer(parse([*words, f"mode={mode}"])).not_measured for mode in ("eager", "compile")]
+    assert [any("casts" in part for part in parts) for parts in unmeasured] == [False, True]
 
 
 @pytest.mark.parametrize(("measured", "inside"), [(1.1, True), (1.3, True), (1.31, False), (1.09, False)])

@@ -12,10 +12,12 @@ import code_on_ranks
 import on_ranks
 import pytest
 import torch
+from advise_fixtures import model
 from code_on_ranks import FSDP, Tiny
-from torch import Tensor
+from torch import Tensor, nn
 
-from fp8core import Proof, verify
+from fp8core import Proof, audit, verify
+from harness.advise import decide
 from harness.advise.casts import ENGINE, FP8CORE, TORCHAO
 from harness.advise.command import answer, parse
 from harness.advise.libraries import candidates
@@ -64,6 +66,15 @@ def eager_backend(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_code_of_every_recipe_verifies(recipe: str) -> None:
+    """`delayed` was rejected before: "delayed scales never moved; call fp8core.update_scales(model) in each step"."""
+    code = as_code(recipe, HEAD, update_scales=our_candidates(True)[recipe].scaling != "dynamic")
+    proof, converted = run(code, recipe=recipe)
+    assert proof.ok, proof.line
+    assert converted == CHOSEN
+
+
 def test_without_its_sync_of_scales_or_its_filter_it_does_not(eager_backend: list[Any]) -> None:
     """Each line of the code counts: what is dropped is seen by the same judge."""
     code = as_code("delayed", HEAD, update_scales=True)
@@ -75,6 +86,17 @@ def test_without_its_sync_of_scales_or_its_filter_it_does_not(eager_backend: lis
     proof, _ = run(as_code("rowwise", HEAD), recipe="tensorwise")
     assert not proof.ok
     assert not eager_backend
+
+
+def test_a_schedule_holds_layers_back_at_the_end() -> None:
+    """Ends in bf16: of 100 steps the last ten, in which FP8 must not run."""
+    code = as_code("rowwise", HEAD, schedule="cooldown_bf16:0.1")
+    proof, converted = run(code, recipe="rowwise")
+    assert proof.ok, proof.line
+    assert converted == CHOSEN
+    assert "cooldown_bf16:0.1" in code
+    late, _ = run(code.replace("(model, step,", "(model, step + 90,"))
+    assert not late.ok
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise_with_gw_hp", marks=pytest.mark.slow)])
@@ -113,6 +135,24 @@ def test_transformer_engines_code_is_python(recipe: str) -> None:
 def test_lines_of_many_names_are_no_longer_than_code_is_wide() -> None:
     code = as_code("rowwise", {"words": [], "names": [f"layers.{i}.up" for i in range(20)]})
     assert max(map(len, code.splitlines())) <= 78
+
+
+def converted_by(code: str, module: nn.Module) -> set[str]:
+    exec(code, {"model": module})  # what the advice prints, as a reader would run it
+    return {layer.fqn for layer in audit(module).converted}
+
+
+@pytest.mark.parametrize(
+    "name", ["b'c", 'd"e', "x*y", "[red]z[/red]", "</script>", "a b", "q,r", "back\\slash", "n\nl"]
+)
+def test_names_that_hold_anything(name: str) -> None:
+    """Code quotes them; a schedule gives commas, stars and the like a meaning, so there is none."""
+    module = nn.Module()
+    module.add_module(name, nn.Linear(64, 64))
+    module.add_module("plain", nn.Linear(64, 64))
+    left_out = decide.module_filter(model((name, 64, 64), ("plain", 64, 64)), frozenset({"plain"}))
+    assert left_out == {"words": (name,), "names": ()}
+    assert converted_by(as_code("tensorwise", left_out), module) == {"plain"}
 
 
 ASKED = "model=llama3_1b gpu=h100 dp=2 recipe=tensorwise checkpointing=full"

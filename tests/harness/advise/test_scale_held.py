@@ -8,14 +8,38 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.advise.scale.held import Block, at_work, kept
+from harness.advise.scale.held import MEMORY, Block, at_work, kept, memory
 from harness.advise.scale.job import ClusterJob
 from harness.machine.communication import Group
 from harness.store.errors import UsageError
+from harness.training import meta_estimate
+from harness.training.models import MODELS
+from harness.training.setup import Setup
 
 
 def job(world: int = 8, **changes: Any) -> ClusterJob:
     return replace(ClusterJob("llama_tiny", "h200", world, 4, 64), **changes)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_states_are_a_gpus_shard(world: int) -> None:
+    """Every size of the model is a multiple of 8: nothing is padded."""
+    parameters = sum(p.numel() for p in MODELS["llama_tiny"].build(device="meta").parameters())
+    found = memory(job(world))
+    assert tuple(found) == MEMORY
+    assert [found[part] * world for part in MEMORY[:3]] == [4 * parameters, 4 * parameters, 8 * parameters]
+    copies = memory(job(world * 2, replicas=2))
+    assert copies == found, "copies are no help"
+
+
+def test_activations_of_all_blocks_from_those_of_two() -> None:
+    """Eager, against the prediction for the whole model, of a model of four blocks."""
+    one = ClusterJob("nanogpt_char_cpu", "h200", 1, 4, 64, checkpointing="none", compiled=False)
+    found = memory(one)
+    whole = meta_estimate.memory(Setup("nanogpt_char_cpu", 4, 64, compute="bf16"), "cpu")
+    assert found["activations"] == whole["activations"]
+    assert found["logits"] == whole["logits"]
+    assert found["workspace"] == whole["workspace"]
 
 
 # Results of its products: q 4, k 2, v 2, o 4, gate 10, up 10, down 4

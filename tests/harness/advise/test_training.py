@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from report_cases import ceiling_cases, cpu_run, train_cases
 from report_fixtures import Invented, write_run
 
 from fp8core import RECIPES
+from harness.advise.command import Question, answer
 from harness.advise.rates import MEASURED, rates_of
 from harness.advise.training import Machine, advised, content, machine_here
 from harness.machine import environment
@@ -33,6 +35,44 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     machine_here.cache_clear()
     yield facts
     machine_here.cache_clear()
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_it_is_the_advice_of_the_command(recipe: str, mode: str) -> None:
+    """The same model, tokens, mode and recipe: the same layers, and the same prediction of the step."""
+    found = advised(replace(GPT2, recipe=RECIPES[recipe], compiled=mode == "compile"), H200)
+    said = answer(Question("gpt2", "h200", batch=16, seq=1024, mode=mode, recipe=recipe)).chosen
+    facts: Any = found.facts["advice"]
+    off = said.verdict not in ("on", "only these layers")  # also where nobody can tell
+    assert facts["decision"] == said.verdict
+    assert set(facts["converted"]) == (set() if off else said.converted)
+    assert facts["predicted_step"] == (None if off else [said.step.value, said.step.low, said.step.high])
+    assert len(facts["converted"]) + len(facts["left_in_bf16"]) == 49
+    assert (facts["tokens"], facts["mode"], facts["rates_of"]) == (16384, mode, "H200 SXM")
+    if off:
+        assert found.setup.recipe is None
+    else:
+        assert set(found.setup.left_out) == set(facts["left_in_bf16"])
+        assert found.setup.recipe == RECIPES[recipe]
+
+
+def test_a_recipe_that_would_be_emulated_converts_nothing_whatever_it_would_gain() -> None:
+    wide = Setup("llama3_8b", 4, 4096, recipe=RECIPES["rowwise"], layers=1)
+    assert advised(wide, H200).setup.recipe is not None
+    found = advised(wide, replace(H200, capability="8.9"))
+    facts: Any = found.facts["advice"]
+    assert (facts["decision"], found.setup.recipe) == ("off", None)
+    assert "this GPU is 8.9" in facts["left_in_bf16"]["layers.0.attention.o"]
+
+
+def test_a_user_s_model_is_traced_by_its_own_batches() -> None:
+    own = '{"_target_": "models_to_advise.mlp", "batch": "models_to_advise.mlp_batch"}'
+    found = advised(Setup(own, 8, 64, recipe=RECIPES["tensorwise"]), H200)
+    facts: Any = found.facts["advice"]
+    assert facts["converted"] == ["gate", "up", "down"]
+    assert facts["left_in_bf16"] == {"unused": "not used in the forward pass"}
+    assert found.setup.left_out == ("unused",)
 
 
 # The machine

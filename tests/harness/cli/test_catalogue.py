@@ -52,6 +52,16 @@ def test_arms_without_a_suite_says_which_there_are(capsys) -> None:
     assert error.count("\n") == 1
 
 
+def test_help_of_a_sweep_has_its_question_axes_arms_and_shape_sets(capsys) -> None:
+    assert main(["sweep=gemm", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "How much faster than bf16 is the FP8 matrix product alone" in text
+    assert all(f"axes.{axis}" in text for axis in SUITES["gemm"].AXES)
+    assert all(arm in text for arm in SUITES["gemm"].ARMS)
+    assert "llama3_70b" in text
+    assert "nanogpt" in text
+
+
 def test_versions_are_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert harness.__version__ == fp8core.__version__ == project["version"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from harness.cli.config import load
 from harness.store import outside
@@ -28,6 +29,18 @@ def in_a_folder_with_a_sweep(enter_folder_with_sweep: Callable[[str, str], None]
 
 def cpu(asked: str) -> str:
     return "cpu" if asked == "auto" else asked
+
+
+@pytest.mark.parametrize(("device", "n"), [("cpu", [1, 2]), ("cuda", [1000])])
+def test_sizes_follow_the_device(device: str, n: list[int]) -> None:
+    assert load(["sweep=toy", f"device={device}"], cpu).config.axes["n"] == n
+
+
+@pytest.mark.parametrize("written", ["[012345678901,12e456789012]", "['012345678901', \"12e456789012\"]"])
+def test_ids_of_cases_are_texts_whatever_they_look_like(written: str) -> None:
+    """A number would lose its zero, and 12e456789012 would be infinite."""
+    assert load(["sweep=toy", f"cases={written}"], cpu).config.cases == ["012345678901", "12e456789012"]
+    assert load(["sweep=toy", "cases=012345678901"], cpu).config.cases == ["012345678901"]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +84,31 @@ def test_what_is_refused_is_one_line(words: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("chosen", ["bad", "extends"])
+def test_a_sweep_file_that_is_not_yaml_is_named(chosen: str, tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "bad.yaml").write_text("axes: [1, {")
+    (tmp_path / "sweeps" / "extends.yaml").write_text("# Bad?\ndefaults: [toy, bad, _self_]\n")
+    (tmp_path / "sweeps" / "beside.yaml").write_text("# Good?\ndefaults: [toy, _self_]\n")
+    with pytest.raises(UsageError, match=r"cannot read .*bad.yaml"):
+        load([f"sweep={chosen}"], cpu)
+    for other in ("toy", "beside"):  # what they do not extend is not read
+        assert load([f"sweep={other}"], cpu).config.suite == "toy"
+
+
 def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "sweeps" / "odd.yaml").write_text("# Odd?\nsuit: toy\n")
     with pytest.raises(UsageError, match=r"^sweep .odd.: unknown key .suit.$"):
         load(["sweep=odd"], cpu)
+
+
+@pytest.mark.parametrize("base", ["toy", "/sweep/toy@_global_", "/sweep@_global_: toy"])
+def test_one_sweep_extends_another_that_may_extend_a_third(base: str, tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "more.yaml").write_text(f"# More?\ndefaults: [{base}, _self_]\naxes: {{n: [9]}}\n")
+    (tmp_path / "sweeps" / "most.yaml").write_text("# Most?\ndefaults: [more, _self_]\n")
+    for name in ("more", "most"):
+        config = load([f"sweep={name}"], cpu).config
+        assert (config.name, config.suite, config.axes) == (name, "toy", {"n": [9], "kind": "a"})
+        assert config.question == f"{name.title()}?"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +133,28 @@ def test_a_sweep_file_reads_nothing_of_this_machine_and_ends(
     with pytest.raises(UsageError) as refused:
         load(["sweep=odd", f"config_dir={tmp_path}"], cpu)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["results_dir", "reports_dir", "data_path", "hydra.run.dir"])
+@pytest.mark.parametrize(
+    "reader",
+    ["oc.env:HF_TOKEN", "oc.env:HF_TOKEN,none", "oc.select:results_dir", "now:%Y", "hydra:runtime.cwd"],
+)
+def test_what_a_file_reads_of_the_machine_reaches_no_other_key(
+    reader: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    file = OmegaConf.create({"suite": "toy", "axes": {"kind": [f"${{{key}}}"]}})
+    OmegaConf.update(file, key, f"results/${{{reader}}}")
+    OmegaConf.save(file, tmp_path / "odd.yaml")
+    with pytest.raises(UsageError) as refused:
+        load(["sweep=odd", f"config_dir={tmp_path}"], cpu)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_command_line_may_read_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEED", "7")
+    assert load(["sweep=toy", "seed=${oc.env:SEED}"], cpu).config.seed == 7
 
 
 @pytest.mark.parametrize(

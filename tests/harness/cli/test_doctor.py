@@ -11,6 +11,7 @@ import pytest
 import torch
 from fakes import FakeNvml
 
+import fp8core
 from fp8core import BACKENDS, FORMATS, RECIPES
 from fp8core.kernels import ops, reference
 from harness.cli import doctor, kernel_checks
@@ -83,7 +84,32 @@ def test_a_product_that_is_too_large_or_too_small_is_no_capability(
     assert doctor._outcome("gemm", "torch", lambda: doctor._gemm("torch", "cpu")).code == "wrong"
 
 
+def test_a_layer_whose_gradient_is_too_large_is_no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.Float8Linear.from_float
+
+    def scaled(linear: torch.nn.Linear, config: str) -> Any:
+        layer = real(linear, config=config)
+        layer.weight.register_hook(lambda grad: grad * 1.15)
+        return layer
+
+    monkeypatch.setattr(doctor.Float8Linear, "from_float", scaled)
+    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
+
+
 SIDES = {"output": (32, 48), "grad_input": (32, 64), "grad_weight": (48, 64)}
+
+
+@pytest.mark.parametrize("name", SIDES)
+def test_a_layer_with_one_nan_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> torch.Tensor:
+        product = fp8core.scaled_mm(*args, **kwargs)
+        if product.shape in (SIDES[name], SIDES[name][::-1]):
+            product[0, 0] = torch.nan
+        return product
+
+    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).works
+    monkeypatch.setattr("fp8core.plain_linear.scaled_mm", broken)
+    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
 
 
 def test_a_layer_that_does_not_run_in_fp8_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +202,12 @@ def test_a_peer_none_of_whose_recipes_runs_here_is_missing() -> None:
     assert all("too old" in each.detail for each in found)
 
 
+def test_a_device_without_kernels_has_none_checked() -> None:
+    (finding,) = kernels().values()
+    assert finding.code == "missing"
+    assert "right" not in doctor.checked([finding])
+
+
 def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,6 +222,18 @@ def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     seen = doctor._gemm("torch", "cpu")
     assert seen.startswith("tensorwise ")
     assert seen.endswith("rowwise refused: Invalid scaling configuration.")
+
+
+def test_a_recipe_that_raises_is_a_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        @staticmethod
+        def from_float(linear: torch.nn.Linear, config: str) -> None:
+            raise NotImplementedError(f"no {config}\nhere")
+
+    monkeypatch.setattr(doctor, "Float8Linear", Broken)
+    outcome = doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu"))
+    assert outcome == ProbeResult("recipe", "rowwise", "NotImplementedError: no rowwise here", "raised")
+    assert not outcome.faulty, "a GPU may lack a kernel for it"
 
 
 def test_compile_says_what_is_missing_and_compares_results(monkeypatch: pytest.MonkeyPatch) -> None:

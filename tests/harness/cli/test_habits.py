@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from harness.__main__ import main
 from harness.cli import habits
@@ -63,6 +64,47 @@ def test_a_sweep_from_outside_runs_and_is_resumed_by_its_id_alone(own, capsys) -
     assert main(["resume=r", f"config_dir={moved}", *words]) == 0, capsys.readouterr().err
 
 
+def test_cfg_job_prints_what_is_composed(capsys) -> None:
+    assert main(["sweep=cast", "axes.M=[7]", "--cfg", "job"]) == 0
+    shown = OmegaConf.create(capsys.readouterr().out)
+    assert shown.axes.M == [7]
+    assert shown.name == "cast"
+
+
+def test_an_axis_can_be_left_out_and_added(capsys) -> None:
+    assert main(["sweep=cast", "~axes.granularity", "+axes.K=[64]", "dry_run=true"]) == 0
+    assert "rowwise" not in capsys.readouterr().out  # tensorwise is the suite's default
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["sweep=cast,gemm"], [["sweep=cast"], ["sweep=gemm"]]),
+        (
+            ["sweep=cast", "axes.M=1,2", "seed=3,4"],
+            [["sweep=cast", f"axes.M={m}", f"seed={s}"] for m in (1, 2) for s in (3, 4)],
+        ),
+        (["sweep=cast", "axes.M=[1,2]"], [["sweep=cast", "axes.M=[1,2]"]]),
+        (["sweep=cast", "seed=range(1,4)"], [["sweep=cast", f"seed={s}"] for s in (1, 2, 3)]),
+        (["sweep=cast", "seed=choice(1,5)"], [["sweep=cast", "seed=1"], ["sweep=cast", "seed=5"]]),
+    ],
+)
+def test_a_multirun_is_the_product_in_hydras_order(words, expected) -> None:
+    assert habits.several(words) == expected
+
+
+def test_a_multirun_runs_each_and_keeps_the_worst_exit_code(capsys) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: list[str]) -> int:
+        ran.append(words)
+        return 1 if "seed=1" in words else 0
+
+    assert habits.run_several(["sweep=cast", "seed=0,1,2"], run) == 1
+    assert ran == [["sweep=cast", f"seed={s}"] for s in (0, 1, 2)]
+    assert "run 2 of 3: sweep=cast seed=1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words",
     [["sweep=cast,gem"], ["sweep=cast,gemm", "axes.K=64"], ["sweep=cast", "axes.fmtx=1,2"]],
@@ -112,6 +154,14 @@ def test_an_interrupt_ends_the_whole_multirun(capsys) -> None:
     assert habits.run_several(["sweep=cast", "seed=0,1,2"], run) == 2
     assert len(ran) == 1
     assert capsys.readouterr().err == "error: interrupted; 0 of 3 runs were carried out\n"
+
+
+@pytest.mark.parametrize("flag", ["-m", "--multirun"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_flag_of_a_multirun_stands_anywhere(flag, is_first, capsys) -> None:
+    words = ["sweep='cast','gemm'", "dry_run=true"]
+    assert main([flag, *words] if is_first else [*words, flag]) == 0
+    assert "run 2 of 2: sweep=gemm" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,30 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return line
 
 
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize("name", ["r1", "results/toy/r1"])
+def test_a_run_continues_by_its_own_settings(name: str) -> None:
+    first = about()
+    assert set(store.read(RUN)["cause"]) == {"budget"}
+    assert main([f"resume={name}", "budget_s=null"]) == 0
+    rows = store.read(RUN)
+    assert set(rows["status"]) == {"ok"}
+    assert set(rows["arm"]) == {"base", "base:again"}
+    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
+    assert set(rows["seed"]) == {7}
+    assert set(rows[rows["metric"] == "time_ms"]["rounds"].map(lambda r: len(set(r)))) == {4}
+    second = about()
+    free = ("budget_s", "resume", "run_id")
+    assert {k: v for k, v in second["config"].items() if k not in free} == {
+        k: v for k, v in first["config"].items() if k not in free
+    }
+    assert second["command"].startswith("python -m harness sweep=toy device=cpu ")
+    assert "'axes.n=[1,2,3]'" in second["command"]
+    assert not list(Path("reports").glob("*")), "report=false was a setting of the run"
+    assert main([f"resume={name}"]) == 0, "a second time, by what the first one stored"
+    assert len(store.read(RUN, all_attempts=True)) == len(store.read(RUN)) + 3  # the rows of the first budget
+
+
 def test_a_run_that_named_itself_tells_its_id_before_it_measures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +110,15 @@ def test_a_run_that_was_not_made_here_asks_for_trust(
 
 
 @pytest.mark.usefixtures("cut_off")
+def test_a_sweep_file_that_has_changed_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "sweeps" / "toy.yaml"
+    file.write_text(file.read_text() + "\nwarm_compile: false\nseed: 9\n")
+    assert main(["resume=r1", "budget_s=null"]) == 0
+    assert (about()["config"]["seed"], about()["config"]["warm_compile"]) == (7, True)
+    assert set(store.read(RUN)["seed"]) == {7}
+
+
+@pytest.mark.usefixtures("cut_off")
 @pytest.mark.parametrize(
     "word",
     ["axes.n=[1,2,3,4]", "axes.kind=a", "arms=[base,other]", "seed=8", "rounds=5", "timing.min_rounds=2", "control=false",
@@ -96,6 +129,17 @@ def test_what_would_change_what_was_measured_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr("harness.machine.environment.device_kind", lambda asked: asked)
     assert f"resume=r1: {word} would change what this run measures" in refused(capsys, "resume=r1", word)
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize(
+    "words",
+    [["axes.n=[1,2,3]"], ["seed=7", "sweep=toy", "axes.n=[1,2,3]", "arms=[base]"], ["workers=1", "log_level=DEBUG"],
+     ["reports_dir=elsewhere", "report=true", "quiet=true"], ["isolate=false", "budget_s=100"], ["results_dir=results"],
+     ["dry_run=true"], ["device=cpu"], ["--quiet"]],
+)  # fmt: skip
+def test_what_does_not_may_be_given(words: list[str]) -> None:
+    assert main(["resume=r1", *words]) == 0
 
 
 def test_an_id_that_is_nowhere_or_twice_is_refused_and_a_folder_chooses(
@@ -112,6 +156,14 @@ def test_an_id_that_is_nowhere_or_twice_is_refused_and_a_folder_chooses(
     assert main(["resume=results/toy2/r1", "budget_s=null"]) == 0
     assert set(store.read("results/toy2/r1")["status"]) == {"ok"}
     assert set(store.read("results/toy/r1")["status"]) == {"skipped"}
+
+
+def test_resume_last_alone_continues_the_run_that_began_last() -> None:
+    for run in ("b", "a"):
+        assert main(["sweep=toy", "device=cpu", f"run_id={run}", "budget_s=0", "report=false"]) == 0
+    assert main(["resume=last", "budget_s=null", "report=false"]) == 0
+    assert set(store.read("results/toy/a")["status"]) == {"ok"}
+    assert set(store.read("results/toy/b")["status"]) == {"skipped"}
 
 
 def test_resume_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +217,19 @@ def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFix
     assert main(["sweep=toy", "device=cpu", "run_id=r2", "shard=0/2", "budget_s=0"]) == 0
     line = refused(capsys, "resume=results/toy/r2/shard-0-of-2")
     assert "is a shard; resume=results/toy/r2 continues its run" in line
+
+
+def test_shards_continue_alone_and_together() -> None:
+    """Shards that were started apart leave a _run.json each and none of the whole."""
+    for shard in ("0/2", "1/2"):
+        assert main([*MADE, f"shard={shard}", "budget_s=0"]) == 0
+    assert not (RUN / "_run.json").exists()
+    assert main(["resume=r1", "shard=0/2", "budget_s=null"]) == 0
+    assert main(["resume=r1", "budget_s=null"]) == 0
+    rows = store.read(RUN)
+    assert set(rows["status"]) == {"ok"}
+    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
+    assert main(["resume=r1", "shard=1/2"]) == 0
 
 
 def test_a_model_or_a_text_that_is_gone_is_named(

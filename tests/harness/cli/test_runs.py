@@ -31,6 +31,20 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+def test_runs_are_listed_newest_first_each_once_with_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys)
+    assert re.findall(r"^(\w+)  finished  20[-0-9: ]{14}  mine  toy, CPU: ", out, re.MULTILINE) == [
+        "c",
+        "a",
+        "b",
+    ]
+    assert re.findall(r"reports/\w+\.html", out) == ["reports/b.html", "reports/index.html"]
+    page = Path("reports/index.html").read_text()
+    assert re.findall(r'href="(\w+\.html)"', page) == ["b.html"]
+    assert re.findall(r">([abc])</td>", page) == ["c", "a", "b"]
+    assert "2 older" in told(capsys, "last=1")
+
+
 def test_published_runs_and_those_of_a_gate_are_told_from_mine(capsys: pytest.CaptureFixture[str]) -> None:
     """Oracle: the file beside published runs, and what the record of a run says made it; no name of a folder."""
     Path("results/theirs").mkdir()

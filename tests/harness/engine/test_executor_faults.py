@@ -75,6 +75,24 @@ def whole(frame: pd.DataFrame, count: int) -> None:
     assert times.groupby("arm").size().to_dict() == {"base": count, "other": count}
 
 
+def test_several_devices_work_side_by_side_and_rows_say_which() -> None:
+    """Two places that stand for GPUs: their workers differ in a variable, their rows in the environment."""
+    places = [
+        Place(Conditions.here(variables={"CUDA_VISIBLE_DEVICES": f"GPU-{name}"}), f"e-{name}", {"gpu": name})
+        for name in "ab"
+    ]
+    _, frame = sweep(Unruly(), 20, places=places)
+    whole(frame, 20)
+    assert set(frame["env_id"]) == {"e-a", "e-b"}
+    pairs = frame[frame["metric"] == "time_ms"].groupby(["case_id"])["env_id"].nunique()
+    assert (pairs == 1).all(), "the arms of a case are timed on one device"
+    by_device = [
+        {json.loads(r)["process"] for r in frame[frame["env_id"] == env]["resolved"]}
+        for env in ("e-a", "e-b")
+    ]
+    assert by_device[0].isdisjoint(by_device[1])
+
+
 def test_what_shares_the_power_of_a_machine_is_timed_on_one_device() -> None:
     here = Conditions.here()
     places = [Place(here, "e-a", {"gpu": "a"}), Place(here, "e-b", {"gpu": "b"})]
@@ -115,6 +133,17 @@ def test_without_other_processes_a_lost_device_is_laid_at_its_arm_and_resume_run
     assert {arm for arm, reason in rows.items() if reason == why} == {"base", "peer", "far"}
     assert of_case(times, 3)["reason"].str.startswith("the device was lost in case ").all()
     assert len(stored_cases(Path("run"), plan(suite, 3))) == 1
+
+
+def test_a_case_that_takes_too_long_as_a_whole_fails_as_a_whole() -> None:
+    _, frame = sweep(Unruly(acts={1: "hang"}), 2, wall_s=5.0)
+    rows = of_case(frame, 1)
+    assert rows["reason"].tolist() == [
+        "not done within 5 s after it was begun in arm other; case_wall_s=SECONDS allows more"
+    ] * len(rows)
+    assert rows["arm"].tolist() == ["base", "other"]
+    after = of_case(frame, 2)
+    assert (set(after["status"]), set(after["tries"])) == ({"ok"}, {1})
 
 
 def test_a_case_that_is_late_while_it_is_timed_is_no_fault_of_its_arms() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_trials import ToyTrials
+from toy_trials import STEPS, ToyTrials
 from trial_runs import WHOLE, curves, execute
 
 from harness import store
@@ -15,6 +15,18 @@ from harness.__main__ import main
 from harness.cli import run
 from harness.machine.gpu_monitor import Monitor
 from harness.store.errors import Cause
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_every_run_ends_as_curves(lanes: int, tmp_path: Path) -> None:
+    outcome, frame = execute(tmp_path, ToyTrials(), lanes=lanes)
+    assert outcome.state == "finished"
+    assert curves(frame) == WHOLE
+    rows = frame[frame["metric"] == "amax"]
+    assert set(rows["part"]) == {"layers.0:input"}
+    assert rows["rounds"].map(list).tolist() == [list(range(STEPS))] * 8
+    assert set(frame[frame["arm"] == "tensorwise"]["baseline"]) == {"base"}
+    assert not (tmp_path / "_checkpoints").exists()
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -40,6 +52,13 @@ def test_runs_that_share_a_gpu_say_so(tmp_path: Path, device: str, lanes: int, t
     assert {json.loads(resolved).get("runs_on_this_gpu") for resolved in good["resolved"]} == told
 
 
+def test_a_curve_that_ends_early_is_a_result_and_one_that_never_began_a_failure(tmp_path: Path) -> None:
+    _, frame = execute(tmp_path, ToyTrials({"rowwise": "nan", "broken": "nothing"}), seeds=1)
+    assert curves(frame)[0, "rowwise"] == [0.0] * 3
+    (reason,) = frame[frame["arm"] == "broken"]["reason"]
+    assert reason == "nothing was trained: loss is nan at step 0"
+
+
 def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_file(tmp_path: Path) -> None:
     suite = ToyTrials({"tensorwise": "die 2"})
     outcome, frame = execute(tmp_path, suite, lanes=2)
@@ -52,6 +71,24 @@ def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_f
     begun = {json.loads(r)["begun"] for r in frame[frame["arm"] == "tensorwise"]["resolved"]}
     assert begun == {3}
     assert not (tmp_path / "_checkpoints").exists()
+
+
+def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) -> None:
+    outcome, frame = execute(tmp_path, ToyTrials({"rowwise": "stop"}))
+    assert outcome.state == "interrupted"
+    assert curves(frame) == {key: WHOLE[key] for key in ((0, "base"), (0, "tensorwise"))}
+    before = frame.drop(columns=["attempt", "created_at"])
+    outcome, frame = execute(tmp_path, ToyTrials(), resume=True)
+    assert curves(frame) == WHOLE
+    assert not frame.duplicated(["case_id", "arm", "metric", "part"]).any()
+    kept = frame[frame["arm"].isin(["base", "tensorwise"]) & frame["axes"].str.contains('"seed":0')]
+    pd.testing.assert_frame_equal(
+        kept.drop(columns=["attempt", "created_at"]).reset_index(drop=True), before, check_exact=True
+    )
+    (begun,) = {json.loads(r)["begun"] for r in frame[frame["arm"] == "rowwise"]["resolved"]} - {0}
+    assert begun == 3
+    outcome, _ = execute(tmp_path, ToyTrials(), resume=True)
+    assert not outcome.statuses  # nothing was left
 
 
 SWEEP = """\
@@ -78,6 +115,39 @@ def runs(capsys: pytest.CaptureFixture[str]) -> pd.DataFrame:
     return store.read(out[-2].split()[-1])
 
 
+@pytest.mark.parametrize("spread", [[], ["shard=0/1"]])
+def test_what_one_shard_stored_of_a_case_is_not_made_again_by_another(
+    spread: list[str], command: ToyTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the third of four arms; the rest is made without shards, or by those of another number."""
+    words = ["sweep=toyt", "device=cpu", "isolate=false", "quiet=true", "axes.seed=0"]
+    monkeypatch.setitem(run.SUITES, "toy_trials", ToyTrials({"rowwise": "stop"}))
+    assert main([*words, "run_id=r1", "shard=0/1"]) == 2
+    whole = Path("results/toyt/r1")
+    (whole / "shard-0-of-1").rename(whole / "shard-0-of-2")
+    monkeypatch.setitem(run.SUITES, "toy_trials", command)
+    assert main([*words, "resume=r1", *spread]) == 0
+    frame = store.read(whole, all_attempts=True)
+    assert not frame.duplicated(["case_id", "arm", "metric", "part"]).any()
+    assert curves(frame) == {key: values for key, values in WHOLE.items() if key[0] == 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "arms"),
+    [
+        (["train.mixed_precision=bf16"], {"base"}),
+        (["train.mixed_precision=fp8"], {"base", "tensorwise", "broken"}),
+        (["train.mixed_precision=FP8", "train.recipe=rowwise"], {"base", "rowwise", "broken"}),
+        (["train.mixed_precision=float8", "arms=[base,rowwise,tensorwise]"], {"base", "tensorwise"}),
+    ],
+)
+def test_mixed_precision_and_recipe_choose_the_arms(
+    words: list[str], arms: set[str], command: ToyTrials, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep=toyt", "device=cpu", "workers=1", *words]) == 0
+    assert set(runs(capsys)["arm"]) == arms
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -97,6 +167,31 @@ def test_what_is_refused_is_one_line_and_nothing_is_written(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "axis", "value"),
+    [
+        (
+            ["schedule=warmup_bf16:0.1@layers.*:grad_weight,cooldown_bf16:5"],
+            "schedule",
+            "warmup_bf16:0.1@layers.*:grad_weight,cooldown_bf16:5",
+        ),
+        (
+            ["model._target_=my.build", "model.batch=my.batch", "model.width=8"],
+            "model",
+            '{"_target_":"my.build","batch":"my.batch","width":8}',
+        ),
+        (["model=nano"], "model", "nano"),
+    ],
+)
+def test_the_command_line_makes_runs_of_a_key_that_is_an_axis(
+    words: list[str], axis: str, value: str, command: ToyTrials, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep=toyt", "device=cpu", "workers=1", *words]) == 0
+    frame = runs(capsys)
+    assert curves(frame) == WHOLE
+    assert json.loads(frame["axes"].iloc[0])[axis] == value
 
 
 def test_what_a_killed_sweep_had_no_time_to_remove_is_removed(tmp_path: Path) -> None:

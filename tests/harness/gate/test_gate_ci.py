@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,14 @@ import pytest
 import yaml
 from gate_fixtures import run, time_row
 
-from harness import gate
+from harness import gate, store
+from harness.gate.judge import judge
 from harness.gate.policy import load_policy
 from harness.gate.render import Answer, terminal
+from harness.gate.sides import load_side
 
 ROOT = Path(gate.__file__).resolve().parents[2]
+BASELINE = ROOT / "results" / "baseline" / "cpu"
 ACTION = ROOT / ".github" / "actions" / "gate" / "action.yml"
 WORKFLOW = ROOT / ".github" / "workflows" / "gate.yml"
 WORKFLOWS = sorted(WORKFLOW.parent.glob("*.yml"))
@@ -73,6 +78,27 @@ def test_no_baseline_is_made_of_a_tree_with_changes(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "measured on a clean tree" in done.stderr
     assert (tmp_path / "results/baseline/cpu/old").exists()
+
+
+def test_the_committed_baseline_can_be_judged() -> None:
+    """It is small, of the current schema, holds the gate's sweep, and is its own equal."""
+    assert sum(p.stat().st_size for p in BASELINE.rglob("*")) < 200_000
+    policy = load_policy(ROOT / ".ci" / "gate-policy.yaml")
+    before, after = (load_side(BASELINE, role, "") for role in ("baseline", "candidate"))
+    after = replace(after, runs=("measured again",))  # one run on both sides is refused
+    found = judge(before, after, policy, machine_free=True)
+    assert found.code == 0
+    assert not any(f.unit.trouble for f in found.findings)
+    assert {f.unit.key.suite for f in found.findings} == {"linear", "gemm", "cast", "recipes", "train"}
+    assert {f.unit.key.regime for f in found.findings} >= {"ratio"}
+    judged = {f.unit.key.metric for f in found.findings}
+    assert judged >= {
+        "sqnr_db", "mismatches", "bytes_moved", "operator_calls", "compile_graph_breaks", "compile_graphs", "fp8_gemms",
+        "fp8_layers", "saved_bytes_per_elem", "predicted_memory_bytes",
+    }  # fmt: skip
+    stored = store.read(BASELINE)
+    assert json.loads(stored["env"].unique().item())["git_dirty"] is False
+    assert set(stored["status"]) == {"ok", "skipped"}  # a CPU keeps no peak of memory
 
 
 def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from command_repo import (
     verdicts,
 )  # fmt: skip
 
+from harness.__main__ import main
 from harness.gate import command as command_module
 from harness.gate.command import run_shell
+from harness.gate.runner import Session
 from harness.store.private import public
 
 SOURCE = "src/pkg/__init__.py"
@@ -58,6 +61,22 @@ def run(root: Path, *words: str, command: str = FAKE, **env: str) -> tuple[int, 
 # Verdicts
 
 
+def test_what_is_as_fast_is_ok_and_an_opened_file_is_seen(root: Path) -> None:
+    reads = package(a=0.01, b=0.02) + "open(__file__.replace('__init__.py', 'data.txt')).read()\n"
+    commit(root, {SOURCE: reads, "src/pkg/data.txt": "1", "src/pkg/unused.py": ""})
+    code, said, document = run(root, "--markdown", "v.md")
+    assert (code, document["verdict"]) == (0, "OK"), said
+    assert verdicts(document) == {"a": "OK", "b": "OK"}
+    assert document["baseline"]["commit"] == git(root, "rev-parse", "main")
+    assert document["candidate"]["commit"] == git(root, "rev-parse", "change")
+    assert {
+        f"of the change these files were read: {SOURCE}; src/pkg/data.txt",
+        "not read: src/pkg/unused.py",
+    } <= set(document["notes"])
+    assert "### Gate: OK" in (root / "v.md").read_text()
+    assert len(list(root.glob("results/gate/*/*/stage1/_run.json"))) == 2
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_what_is_not_committed_is_measured_as_it_is(root: Path, hidden: bool) -> None:
     if hidden:
@@ -76,6 +95,15 @@ def test_what_is_not_committed_is_measured_as_it_is(root: Path, hidden: bool) ->
         *([] if hidden else [f" M {SOURCE}"]),
         "?? src/pkg/new.py",
     ]
+
+
+def test_equal_trees_are_ok_without_measuring(root: Path) -> None:
+    code, said, _ = gate(root, "--command", FAKE)
+    assert (code, said[:35]) == (0, "OK (exit 0): all files are the same")
+    assert run(root)[2]["verdict"] == "OK"
+    (root / ".git" / "info" / "exclude").write_text("local.txt\n")
+    (root / "local.txt").write_text("a file that no tree holds may be looked for")
+    assert "COULD NOT JUDGE" in gate(root, "--command", FAKE, "--pairs", "1")[1]
 
 
 def test_a_renamed_benchmark_is_listed_on_both_sides(root: Path) -> None:
@@ -200,6 +228,15 @@ def test_an_environment_a_tree_is_measured(root: Path) -> None:
     assert (code, verdicts(document)) == (1, {"a": "REGRESSED", "b": "OK"}), said
 
 
+@pytest.mark.parametrize(("named", "code"), [("p.yaml", 1), ("../p.yaml", 0)], ids=["brought", "elsewhere"])
+def test_no_policy_of_the_change_judges_it(root: Path, named: str, code: int) -> None:
+    """The others: test_gate_base.py."""
+    commit(root, {**SLOWER, "p.yaml": LOOSE})
+    (root.parent / "p.yaml").write_text(LOOSE)
+    ended, said, _ = run(root, "--policy", named)
+    assert (ended, "JUDGE CHANGED" in said) == (code, bool(code)), said
+
+
 def test_what_a_gate_wrote_is_no_change_of_the_next_one(tmp_path: Path) -> None:
     """`results` and the verdict lie in the repository and are not ignored; neither tree holds them."""
     root = make_repository(tmp_path / "repo", {"bench/program.py": PROGRAM, SOURCE: package(a=0.01)})
@@ -235,6 +272,41 @@ def test_the_command_runs_in_the_folder_where_it_was_typed(tmp_path: Path) -> No
 
 
 # Wall time and budget
+
+
+@pytest.fixture
+def walls(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float]]:
+    """Seconds by side that each run is said to take, and the clock that they move on."""
+    commit(root, WORDS)
+    seconds = {"main": 10.0, "change": 10.0, "clock": 0.0, "runs": 0}
+
+    def run(line: str, folder: Path, *_: object) -> tuple[float, None]:
+        side = "change" if (folder / "README.md").exists() else "main"
+        seconds["clock"] += seconds[side]
+        seconds["runs"] += 1
+        return seconds[side] * (1 + 1e-6 * seconds["runs"]), None
+
+    monkeypatch.setattr(command_module, "run_shell", run)
+    opened = partialmethod(Session.__init__, clock=lambda: seconds["clock"])
+    monkeypatch.setattr(Session, "__init__", opened)
+    monkeypatch.chdir(root)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("slower", "words", "code", "runs"),
+    [
+        (1.0, ("--budget-s", "0", *FEW), 0, 2 * (1 + 5)),  # one of each side fills the caches
+        (1.05, ("--budget-s", "0", *FEW), 1, 2 * (1 + 5 + 8)),
+        (1.0, ("--budget-s", "200"), 2, 4),  # 13 rounds of two times 10 s do not fit
+    ],
+)
+def test_without_out_the_wall_time_is_judged(
+    walls: dict[str, float], slower: float, words: tuple[str, ...], code: int, runs: int
+) -> None:
+    walls["change"] *= slower
+    assert main(["gate", "--against", "main", "--command", "make bench", *UNPROVEN, *words]) == code
+    assert walls["runs"] == runs
 
 
 # Ends

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from harness.gate import decide as decide_module
 from harness.gate.decide import Verdict, decide
 from harness.store import stats
+from harness.store.stats import MIN_ROUNDS
 
 LIMIT = math.log1p(0.03)
 NONE = np.empty(0)
@@ -36,6 +37,17 @@ def test_the_first_stage_is_students_test_against_the_limit(logs: np.ndarray) ->
     assert decision.p == pytest.approx(scipy.stats.t.sf(t, len(x) - 1), rel=1e-6, abs=1e-300)
 
 
+def test_a_lucky_quiet_unit_is_held_to_the_spread_of_the_others() -> None:
+    """Eight rounds of one unit agree to a thousandth, 6 % up; the other 20 units differ by 5 % from round to round."""
+    random = np.random.default_rng(1)
+    others = list(random.normal(0, 0.05, (20, 8)))
+    lucky = math.log(1.06) + 0.0005 * random.standard_normal(8)
+    assert decide([lucky], [NONE], [LIMIT])[0].verdict is Verdict.REGRESSED
+    assert decide([*others, lucky], [NONE] * 21, [LIMIT] * 21)[-1].verdict is Verdict.INCONCLUSIVE
+    control = random.normal(0, 0.05, 8)
+    assert decide_module.spread_floor([lucky, lucky], control) < 0.03 < decide_module.spread_floor(others)
+
+
 @settings(max_examples=200)
 @given(rounds, rounds)
 def test_swapping_the_sides_mirrors_everything(first: np.ndarray, second: np.ndarray) -> None:
@@ -45,6 +57,42 @@ def test_swapping_the_sides_mirrors_everything(first: np.ndarray, second: np.nda
         assert mirror[a.verdict] == b.verdict
     assert (a.effect.log, a.low, a.high) == pytest.approx((-b.effect.log, -b.high, -b.low), abs=1e-12)
     assert a.flagged == b.flagged
+
+
+def test_ok_is_a_claim_about_the_whole_interval() -> None:
+    spread = np.array([-1, 1] * 5) * 0.01
+    _, _, (high,) = stats.t_intervals([spread])
+    for shift, verdict in ((LIMIT - high - 1e-6, Verdict.OK), (LIMIT - high + 1e-6, Verdict.INCONCLUSIVE)):
+        assert one(spread + shift).verdict is verdict
+
+
+def test_holm_runs_over_what_was_flagged() -> None:
+    """Each confirmation has p = 0.004 (scipy): two at once stay within 0.01 by Holm, three do not.
+
+    Units that were measured again only because they share a case with a flagged one do not count.
+    """
+    slow, fast = np.full(10, 0.1), np.zeros(10)
+    noise = np.array([-1, 1] * 5) * 0.005
+    again = LIMIT + noise + scipy.stats.t.isf(0.004, 9) * noise.std(ddof=1) / math.sqrt(10)
+    for flagged, confirmed, fresh in ((2, 2, NONE), (3, 0, NONE), (2, 2, fast)):
+        first = [slow] * flagged + [fast] * 100
+        second = [again] * flagged + [fresh] * 100
+        found = decide(first, second, [LIMIT] * len(first))
+        assert sum(d.verdict is Verdict.REGRESSED for d in found) == confirmed
+
+
+@pytest.mark.parametrize(("rounds", "verdict"), [(7, Verdict.INCONCLUSIVE), (8, Verdict.REGRESSED)])
+def test_a_claim_takes_eight_rounds(rounds: int, verdict: Verdict) -> None:
+    assert one(np.full(rounds, 0.1)).verdict is verdict
+    assert one(np.full(5, 0.1), np.full(rounds, 0.1)).verdict is verdict
+
+
+def test_too_few_rounds_decide_nothing() -> None:
+    for count in range(MIN_ROUNDS):
+        decision = one(np.full(count, -0.5))
+        assert decision.verdict is Verdict.INCONCLUSIVE
+        assert decision.more is not None
+        assert decision.more + count >= MIN_ROUNDS
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -60,6 +108,16 @@ def test_holm_by_its_definition(p_values: list[float]) -> None:
         assert rejected == {i for i, p in enumerate(adjusted) if p <= alpha}
 
 
+def test_the_scatter_of_processes_is_what_their_rounds_do_not_show() -> None:
+    """Units of processes that were born 4 % apart, drawn; those that a change made slower widen one side alone."""
+    random = np.random.default_rng(6)
+    rows = random.normal(0, 0.04, (400, 1)) + random.normal(0, 0.1, (400, 10))
+    slower = rows + 0.3 * (np.arange(400) < 20)[:, None]
+    for each in map(list, (rows, slower, -slower)):
+        assert decide_module.scatter_of(each) == pytest.approx(0.04, rel=0.15)
+    assert decide_module.scatter_of([*rows[:7]]) is None
+
+
 def test_the_interval_that_decides_is_students_with_the_scatter_of_processes() -> None:
     """Oracle: scipy, and Welch and Satterthwaite's degrees of freedom by hand."""
     rows = np.random.default_rng(6).normal(0, 0.01, 10)
@@ -73,3 +131,36 @@ def test_the_interval_that_decides_is_students_with_the_scatter_of_processes() -
     (second,) = decide([rows], [NONE], [LIMIT], looks=2)
     wider = scipy.stats.t.interval(0.99, 9, rows.mean(), rows.std(ddof=1) / math.sqrt(10))
     assert (second.low, second.high) == pytest.approx(wider)
+
+
+def test_what_no_round_count_settles_is_not_promised_rounds() -> None:
+    """One process a side, believed to differ by up to 4 %: ten thousand rounds would not decide 4 % either."""
+    rows = math.log1p(0.04) + 0.003 * np.array([-1, 1] * 5)
+    stored = LIMIT + math.log1p(0.02)
+    (found,) = decide([rows], [NONE], [stored], scatter=0.04)
+    assert (found.verdict, found.more, found.apart) == (Verdict.INCONCLUSIVE, None, True)
+    many = np.tile(rows, 1000)
+    assert decide([many], [NONE], [stored], scatter=0.04)[0].verdict is Verdict.INCONCLUSIVE
+    (fresh,) = decide([rows], [NONE], [stored], scatter=0.04, fresh=True)
+    assert fresh.verdict is Verdict.OK
+    (at_it,) = decide([stored + 0.05 * np.array([-1, 1] * 5)], [NONE], [stored], scatter=0.04)
+    assert (at_it.more, at_it.apart) == (None, False)  # measured together it would stay open too
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.05, 0.06])
+def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float) -> None:
+    """Rounds of the same mean and spread. Oracle: scipy's t test, two-sided 5 % below the limit and 1 % above."""
+
+    def drawn(count: int) -> np.ndarray:
+        signs = np.resize([-1.0, 1.0], count)
+        signs -= signs.mean()
+        return mean + 0.06 * signs / signs.std(ddof=1)
+
+    found = one(drawn(8))
+    assert (found.verdict, found.apart) == (Verdict.INCONCLUSIVE, False)
+    assert found.more is not None
+    for count, settled in ((8 + found.more, True), (7 + found.more, False)):
+        p = scipy.stats.t.sf(abs(mean - LIMIT) / 0.06 * math.sqrt(count), count - 1)
+        assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
+        if mean < LIMIT:
+            assert (one(drawn(count)).verdict is Verdict.OK) is settled

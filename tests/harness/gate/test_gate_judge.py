@@ -25,6 +25,7 @@ from gate_fixtures import (
 from harness.gate import render
 from harness.gate.options import Exit
 from harness.gate.policy import Allowance, Match, Policy
+from harness.gate.unit import Judgement
 
 INF = float("inf")
 NOISY = Times(0.2, seed=3)
@@ -87,6 +88,19 @@ def test_where_the_control_failed_no_time_is_judged(tmp_path: Path, broken: int)
     assert run(tmp_path / "lost", *sides).code is Exit.INVALID
 
 
+def test_numerics_are_exact_and_speak_first(tmp_path: Path) -> None:
+    times = Times()
+    before = [time_row(1, times()), value_row(1, "sqnr_db", 28.5), control_row(times())]
+    after = [time_row(1, times(1.2)), value_row(1, "sqnr_db", 22.5), control_row(times(1.2))]
+    judgement = run(tmp_path, before, after)
+    assert judgement.code is Exit.NUMERICS
+    finding = next(f for f in judgement.findings if f.unit.key.metric == "sqnr_db")
+    assert "28.5 -> 22.5 dB" in finding.reason
+    cause = next(f for f in judgement.findings if f.unit.key.metric == "time_ms").cause
+    assert cause is not None
+    assert cause.name == "control"
+
+
 @pytest.mark.parametrize(
     ("metric", "before", "after", "expected"),
     [
@@ -108,6 +122,16 @@ def test_exact_rules(tmp_path: Path, metric: str, before: float, after: float, e
     rows = [[frozen, value_row(1, metric, before)], [frozen, value_row(1, metric, after)]]
     found = {f.unit.key.metric: str(f.verdict) for f in run(tmp_path, *rows).findings}
     assert found[metric] == expected
+
+
+def test_where_slower_only_warns_numerics_and_lost_cases_still_fail(tmp_path: Path) -> None:
+    warn = policy_with(on_slower="warn")
+    before, after = slowed(1.2)
+    slower = run(tmp_path / "1", before, after, confirm=slowed(1.2, seed=1), policy=warn)
+    assert (verdict(slower), slower.code) == ("REGRESSED", Exit.OK)
+    worse = [*before, value_row(1, "sqnr_db", 28.5)], [*after, value_row(1, "sqnr_db", 20.0)]
+    assert run(tmp_path / "2", *worse, policy=warn).code is Exit.NUMERICS
+    assert run(tmp_path / "3", [*before, time_row(2, Times()())], after, policy=warn).code is Exit.REGRESSED
 
 
 def test_two_stored_runs_are_not_pairs(tmp_path: Path) -> None:
@@ -132,6 +156,45 @@ def test_an_allowance_holds_until_its_date(tmp_path: Path, days: int, code: Exit
     assert any("ended on 2027-01-14: known, ticket 12" in note for note in found.notes) is (days < 0)
 
 
+def open_units(tmp: Path, noisy: int, quiet: int, **policy: object) -> Judgement:
+    """Equal sides; so many units are too noisy to be decided."""
+    times, back_and_forth = Times(), ([1.0, 2.0] * 5, [2.0, 1.0] * 5)
+    sides = [
+        [time_row(n, wild if n < noisy else times()) for n in range(noisy + quiet)] for wild in back_and_forth
+    ]
+    return run(tmp, *sides, policy=policy_with(**policy))
+
+
+@pytest.mark.parametrize(
+    ("noisy", "quiet", "policy", "code", "headline"),
+    [
+        (12, 38, {}, 6, "COULD NOT JUDGE 12 of 50"),
+        (8, 0, {}, 6, "COULD NOT JUDGE 8 of 8"),
+        (2, 38, {}, 0, "OK, 2 undecided"),  # a share that may stay open
+        (8, 0, {"on_inconclusive": "warn"}, 0, "COULD NOT JUDGE 8 of 8"),  # tells only, and says so
+        (20, 30, {"undecided_share": 0.5}, 0, "OK, 20 undecided"),
+        (1, 39, {"on_inconclusive": "fail"}, 6, "INCONCLUSIVE"),
+    ],
+)
+def test_silence_about_the_times_is_no_ok(
+    tmp_path: Path, noisy: int, quiet: int, policy: dict[str, Any], code: int, headline: str
+) -> None:
+    found = open_units(tmp_path, noisy, quiet, **policy)
+    assert (int(found.code), render.headline(found)) == (code, headline)
+
+
+@pytest.mark.parametrize(("rounds", "exact", "code"), [(10, True, 0), (2, True, 0), (2, False, 6)])
+def test_of_exact_rules_alone_no_time_was_judged_and_of_nothing_nothing_passes(
+    tmp_path: Path, rounds: int, exact: bool, code: int
+) -> None:
+    """Machine-free: one ratio in two rounds and no exact rule was "OK, no time judged, 1 undecided (exit 0)"."""
+    times = Times(rounds=rounds)
+    rows = [time_row(1, times(), arm) for arm in ("bf16", "fp8")] + [value_row(1, "sqnr_db", 28.5)] * exact
+    found = run(tmp_path, rows, rows, machine_free=True)
+    assert int(found.code) == code
+    assert render.headline(found).startswith("COULD NOT JUDGE 1 of 1" if code else "OK, no time judged")
+
+
 @pytest.mark.parametrize("rounds", [3, 5, 7])
 def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -> None:
     """Paired rounds: one of ten units 10 times slower, below the share that may stay open."""
@@ -150,3 +213,13 @@ def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -
     ):
         assert int(run(tmp_path / name, before, after, policy=policy_with(**policy)).code) == code, name
     assert run(tmp_path / "mirror", after, before).code is Exit.OK  # faster is no fault
+
+
+def test_what_was_flagged_and_not_measured_again_is_never_ok(tmp_path: Path) -> None:
+    """Six rounds flag one of ten units; the time allowed holds no confirmation, or one of four rounds."""
+    before, after = units(1.1, rounds=6)
+    fresh = Times(seed=1, rounds=4)
+    assert run(tmp_path / "none", before, after).code is Exit.INCONCLUSIVE
+    found = run(tmp_path / "four", before, after, confirm=([time_row(4, fresh())], [time_row(4, fresh(1.1))]))
+    assert (found.code, len(found.suspects)) == (Exit.INCONCLUSIVE, 1)
+    assert run(tmp_path / "twin", *units(1.0, rounds=6)).code is Exit.OK

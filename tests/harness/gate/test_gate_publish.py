@@ -14,7 +14,7 @@ from gate_fixtures import Rows, Times, control_row, failed_row, run, time_row, v
 
 from harness.__main__ import main
 from harness.gate import render
-from harness.gate.options import Exit
+from harness.gate.options import Exit, Loud
 from harness.gate.render import Answer
 from harness.gate.unit import Judgement
 
@@ -43,6 +43,38 @@ def errors(tmp: Path, count: int, before: float = 0.1, after: float = 0.5) -> tu
 # The table, markdown and JSON
 
 
+def test_the_terminal_shows_the_worst_first_and_ends_with_the_verdict(judgement: Judgement) -> None:
+    lines = render.terminal(Answer.of(judgement)).splitlines()
+    rows = lines[lines.index(next(line for line in lines if line.startswith("verdict "))) + 2 :][:3]
+    assert [line.split()[0] for line in rows] == ["REGRESSED", "INCONCLUSIVE", "IMPROVED"]
+    assert "+20." in rows[0]
+    assert "cause:" not in rows[0]  # neither calls nor cycles were counted
+    assert lines[-1].startswith("REGRESSED (exit 1): 1 REGRESSED, 1 INCONCLUSIVE, 1 IMPROVED, 1 OK")
+    assert any("NVIDIA H200 at 700 W, torch 2.13.0+cu128" in line for line in lines)
+    assert any("1 more that are OK" in line for line in lines)
+
+
+def test_json_holds_everything_and_is_strict(judgement: Judgement) -> None:
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    document = json.loads(render.as_json(Answer.of(judgement)), parse_constant=no_constant)
+    assert (document["exit_code"], document["verdict"], document["mode"]) == (1, "REGRESSED", "paired")
+    assert document["counts"] == {"REGRESSED": 1, "INCONCLUSIVE": 1, "IMPROVED": 1, "OK": 1}
+    by_metric = {(f["metric"], f["case"]): f for f in document["findings"]}
+    assert by_metric["sqnr_db", "1x64x64"]["before"] == "inf"
+    assert by_metric["time_ms", "2x64x64"]["more_rounds"] > 0
+    assert by_metric["time_ms", "1x64x64"]["counts"] is True
+
+
+def test_an_arm_that_is_lost_is_one_row(tmp_path: Path) -> None:
+    before = [time_row(1, Times()()), value_row(1, "sqnr_db", 28.5), value_row(1, "rel_err_max", 0.1)]
+    found = run(tmp_path, before, [failed_row(1, "Unsupported: graph break"), time_row(2, Times()())])
+    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
+        assert (text.count("graph break"), " and 2 more" in text) == (1, True)
+    assert render.as_json(Answer.of(found)).count("Unsupported: graph break: what cannot be compared") == 3
+
+
 def test_no_regression_is_hidden_among_what_is_ok_and_none_is_too_many(tmp_path: Path) -> None:
     found = run(tmp_path, *errors(tmp_path, render.SHOWN + 5))
     for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
@@ -66,6 +98,19 @@ def test_no_name_breaks_a_table_the_xml_or_a_workflow_command(judgement: Judgeme
 # What CI systems read
 
 
+def test_junit_counts_what_the_exit_code_counts(judgement: Judgement) -> None:
+    (suite,) = ET.fromstring(render.junit(Answer.of(judgement)))
+    counts = {k: suite.get(k) for k in ("tests", "failures", "errors", "skipped")}
+    assert counts == {
+        "tests": "5",
+        "failures": "2",
+        "errors": "0",
+        "skipped": "1",
+    }  # the unit and the whole; noise is open
+    failed = [c.get("name") for c in suite.iter("testcase") if c.find("failure") is not None]
+    assert failed == ["fp8 time_ms isolated", "verdict"]
+
+
 @pytest.mark.parametrize("code", list(Exit))
 def test_only_exit_0_is_without_failure_or_error(tmp_path: Path, code: Exit) -> None:
     """A judgement whose units are all well may still have no verdict: the machine moved, nothing was decided."""
@@ -79,6 +124,27 @@ def test_only_exit_0_is_without_failure_or_error(tmp_path: Path, code: Exit) -> 
         assert (bad == 0) == (code is Exit.OK)
     if of_units:
         assert bool(render.github_lines(Answer.of(found))) == (code is not Exit.OK)
+
+
+def test_an_allowed_regression_is_neither_failure_nor_annotation(judgement: Judgement) -> None:
+    held = tuple(replace(f, told_only=True) for f in judgement.findings)
+    found = replace(judgement, findings=held, code=Exit.OK)
+    assert "<failure" not in render.junit(Answer.of(found))
+    assert render.github_lines(Answer.of(found)) == ""
+
+
+def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(judgement: Judgement) -> None:
+    found = replace(judgement, notes=(Loud("read this"), "NOT JUDGED: so begins an arm's own name"))
+    warnings = [
+        line for line in render.github_lines(Answer.of(found)).splitlines() if line.startswith("::warning")
+    ]
+    assert warnings == ["::warning title=Gate::read this"]
+    assert (
+        "> **read this**" in render.comment(Answer.of(found)),
+        "> **NOT" in render.comment(Answer.of(found)),
+    ) == (True, False)
+    assert render.terminal(Answer.of(found)).splitlines()[-2] == "read this"
+    assert json.loads(render.as_json(Answer.of(found)))["notes"] == list(found.notes)
 
 
 def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:
@@ -127,6 +193,32 @@ def test_the_command_writes_them_and_appends_to_the_step_summary(
     assert (tmp_path / "c.md").read_text().startswith(MARKER)
     assert json.loads((tmp_path / "v.json").read_text())["exit_code"] == 4
     assert (tmp_path / "summary.md").read_text() == "before\n" + (tmp_path / "v.md").read_text() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "says"),
+    [
+        ("no baseline", 5, "no run 'no-such-run'"),
+        ("no time", 2, "not a positive number"),
+    ],
+)
+def test_without_a_verdict_every_output_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, code: int, says: str
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    good = benchmark(tmp_path, "good.json", 1.0)
+    words = {
+        "no baseline": sides(tmp_path, "no-such-run"),
+        "no time": sides(tmp_path, good, benchmark(tmp_path, "zero.json", 0.0)),
+    }[case]
+    assert main([*words, *outputs(tmp_path)]) == code
+    document = json.loads((tmp_path / "v.json").read_text())
+    assert (document["exit_code"], document["verdict"]) == (code, f"no verdict (exit {code})")
+    assert says in document["reason"]
+    for name in ("v.md", "j.xml", "c.md", "summary.md"):
+        text = (tmp_path / name).read_text()
+        assert (OLD in text, f"no verdict (exit {code})" in text) == (False, True)
+    assert [s.get("errors") for s in ET.parse(tmp_path / "j.xml").iter("testsuite")] == ["1"]
 
 
 @pytest.mark.parametrize("which", ["file", "part", "policy", "symlink"])

@@ -13,7 +13,7 @@ import pytest
 from command_situations import HONEST, Planted
 
 from harness.gate.command import recording
-from harness.gate.ran import Side
+from harness.gate.ran import Ran, Side
 from harness.gate.trees import walk
 
 
@@ -122,6 +122,25 @@ def test_the_users_own_sitecustomize_runs_as_without_the_recorder(
         assert message in done.stderr
         assert message in without.stderr
         assert numbers
+
+
+@pytest.mark.parametrize("held", ["tools/utils.py", "src/pkg/numpy/__init__.py"])
+def test_another_file_of_the_same_name_is_no_copy(tmp_path: Path, held: str) -> None:
+    """A library's file that is named as one that changed, and the changed one was read or is of another folder."""
+    site = tmp_path / "site-packages" / ("numpy" if "numpy" in held else "")
+    site.mkdir(parents=True)
+    file = site / Path(held).name
+    file.write_text("of a library")
+    sides = {}
+    for name in ("baseline", "candidate"):
+        (tmp_path / name / held).parent.mkdir(parents=True)
+        (tmp_path / name / held).write_text(name)
+        sides[name] = Side(tmp_path / name, walk(tmp_path / name))
+        sides[name].hear(
+            [f"code\t\t{path}" for path in (file, tmp_path / name / held) if "numpy" in held or path == file],
+            [],
+        )
+    Ran(sides, tmp_path / "checkout").check()
 
 
 @pytest.mark.parametrize("case", HONEST.values(), ids=HONEST)

@@ -15,6 +15,7 @@ from gate_fixtures import ENV, Times, time_row, write
 
 from harness.__main__ import main
 from harness.gate import runner
+from harness.gate.sides import load_side
 
 
 @pytest.fixture
@@ -156,6 +157,19 @@ def test_a_sweep_that_cannot_be_planned_is_not_measured(capsys: pytest.CaptureFi
     assert refused(capsys, "none")
 
 
+def test_only_one_session_makes_pairs(tmp_path: Path) -> None:
+    """A side whose runs come from two sittings has no session: its rounds are nobody's pairs."""
+    folder = write(tmp_path / "a", [time_row(1, Times()())], session="S")
+    assert load_side(folder, "baseline", "").session == "S"
+    write(folder, [time_row(1, Times()())], session="T", stage=2)
+    side = load_side(folder, "baseline", "")
+    assert (side.session, sorted(side.stages)) == ("", [1, 2])
+    (folder / "stage1" / "_run.json").unlink()
+    (folder / "stage2" / "_run.json").unlink()
+    side = load_side(folder, "baseline", "")
+    assert (sorted(side.stages), side.session) == ([1], "")
+
+
 # pytest-benchmark files, a process each
 
 
@@ -206,6 +220,16 @@ def test_counts_of_instructions_are_judged_though_all_are_equal(
             )
             names[side].append(str(tmp_path / f"{side}{n}.json"))
     assert judged(tmp_path, *names.values())[0] == code
+
+
+def test_files_leave_nothing_beside_the_folder_for_what_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The salt of a results folder would lie two folders above a run: here "/" for a user whose TMPDIR is /tmp."""
+    (tmp_path / "root/tmp").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "root/tmp"))
+    judged(tmp_path, files(tmp_path, "a", 2), files(tmp_path, "b", 2))
+    assert [*(tmp_path / "root").rglob("*")] == [tmp_path / "root/tmp"]
 
 
 def test_files_that_are_no_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

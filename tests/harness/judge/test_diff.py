@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+import scipy.stats
 from report_cases import gpu_run
 from report_fixtures import CPU, TIMING, frame, write_run
 from stored import row
@@ -17,6 +18,7 @@ from harness.__main__ import main
 from harness.judge.diff import CLOCK, CONTROL, HOST, KERNEL, Resolved, changes
 from harness.store.case import Case
 from harness.store.measurement import Measurement
+from harness.store.stats import unpaired
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +52,42 @@ def only(found: Changes, arm: str) -> Timed:
     return one
 
 
+def test_the_interval_is_welch_s() -> None:
+    """scipy.stats.ttest_ind(equal_var=False) on logarithms; degrees of freedom are rounded down, so ours is no narrower."""
+    a, b = values(1.0, 0.05, 9), values(1.2, 0.02, 6, seed=1)
+    effect = unpaired(a, b)
+    welch = scipy.stats.ttest_ind([math.log(x) for x in b], [math.log(x) for x in a], equal_var=False)
+    interval = welch.confidence_interval(0.95)
+    assert effect.ratio == pytest.approx(math.exp(welch.statistic * welch._standard_error))
+    assert effect.log_low <= interval.low
+    assert effect.log_high >= interval.high
+    assert effect.log_high - effect.log_low == pytest.approx(interval.high - interval.low, rel=0.03)
+    alone = unpaired([1.0], [2.0])
+    assert (alone.ratio, alone.low, alone.high, alone.direction) == (2.0, 0.0, math.inf, "unclear")
+
+
+def test_slower_faster_and_the_same(tmp_path: Path) -> None:
+    before = [
+        timed("bf16_eager", 10.0),
+        timed("a_eager", 10.0, "bf16_eager"),
+        timed("b_eager", 10.0, "bf16_eager"),
+    ]
+    after = [
+        timed("bf16_eager", 10.05),
+        timed("a_eager", 12.0, "bf16_eager"),
+        timed("b_eager", 8.0, "bf16_eager"),
+    ]
+    found = compared(tmp_path, before, after)
+    assert {t.arm: t.verdict for t in found.times} == {
+        "bf16_eager": "same",
+        "a_eager": "slower",
+        "b_eager": "faster",
+    }
+    assert only(found, "a_eager").ratio == pytest.approx(1.2, rel=0.01)
+    assert only(found, "a_eager").low < 1.2 < only(found, "a_eager").high
+    assert not compared(tmp_path / "again", before, before).environment
+
+
 def test_a_difference_within_a_run_s_own_noise_is_none(tmp_path: Path) -> None:
     """The A/A control of the first run says that two equal arms may seem 10 % apart."""
     before = [
@@ -77,6 +115,19 @@ def test_the_clock_is_blamed_where_cycles_are_equal_and_the_machine_where_the_ba
     later = [timed("bf16_eager", 12.0), timed("a_eager", 9.6, "bf16_eager")]
     found = compared(tmp_path, before, later)
     assert {t.arm: t.cause for t in found.times} == {"a_eager": CONTROL, "bf16_eager": ""}
+
+
+def test_two_times_of_an_arm_keep_their_own_rows(tmp_path: Path) -> None:
+    """Its launches take twice as long at an equal clock, while its time is as many cycles as before."""
+    clocks = ((1800.0,) * 8, (1500.0,) * 8)
+    runs = []
+    for ms, us, clock in ((10.0, 5.0, clocks[0]), (12.0, 10.0, clocks[1])):
+        launch = replace(timed("a_eager", us), metric="launch_us", sample_clock_mhz=(1800.0,) * 8)
+        runs.append([launch, timed("a_eager", ms, sample_clock_mhz=clock)])
+    found = {t.metric: t for t in compared(tmp_path, *runs).times}
+    assert found["time_ms"].cause == CLOCK
+    assert found["launch_us"].cause == ""
+    assert found["launch_us"].ratio == pytest.approx(2, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from curves_for_tests import AXES, control, rows_of_runs, run_of
 
 from harness import store
+from harness.__main__ import main
 from harness.judge.verdict import Run, rows
+from harness.judge.verdict.power import ALPHA, seeds_for, tost_power
+from harness.judge.verdict.result import MARGIN
 from harness.judge.verdict.stored_noise import best_noise, lines, seconds
+
+
+@pytest.mark.parametrize(
+    ("sd", "gap", "seeds"), [(0.3, 0.5, 4), (0.7, -0.25, 9), (1.2, 0.0, 30), (0.5, 1.0, 5)]
+)
+def test_the_power_is_the_share_of_draws_that_pass(sd: float, gap: float, seeds: int) -> None:
+    """100,000 draws: a standard error of at most 0.0016; 5 of them are allowed."""
+    draws = np.random.default_rng(seeds).normal(gap, sd, (100_000, seeds))
+    half = scipy.stats.t.ppf(1 - ALPHA, seeds - 1) * draws.std(axis=1, ddof=1) / math.sqrt(seeds)
+    share = float((np.abs(draws.mean(axis=1)) + half < 1.0).mean())
+    assert tost_power(sd, 1.0, seeds, gap) == pytest.approx(share, abs=0.008)
+
+
+def test_where_no_number_suffices_it_says_so() -> None:
+    assert seeds_for(1.0, 1.0, gap=1.0) is None
+    assert seeds_for(1.0, 1.0, gap=2.0) is None
+    assert seeds_for(1.0, 1.0) == 11
+
 
 GAPS = (-1.0, 0.0, 1.0, 0.5, -0.5)  # of the seeds, in units of `size`
 
@@ -33,6 +57,19 @@ def frame(tmp_path: Path, size: float, seeds: int = 5, name: str = "r1", **axes:
     writer.append(made)
     writer.close("finished")
     return store.read(tmp_path)
+
+
+def test_the_noise_is_the_sd_of_the_stored_gaps(tmp_path: Path) -> None:
+    noise = best_noise(rows.setups(frame(tmp_path, 0.001)), AXES, "tensorwise")
+    assert noise is not None
+    assert (noise.run_id, noise.seeds, noise.differs) == ("r1", 5, ())
+    assert noise.late == pytest.approx(0.001 * np.std(GAPS, ddof=1), rel=0.02)  # the window is 59.8 steps
+    assert noise.heldout == pytest.approx(noise.late, rel=0.02)
+    (_, line) = lines(
+        [(AXES, ["base", "base_other", "negative_control", "tensorwise"])], rows.setups(store.read(tmp_path))
+    )
+    counts = [seeds_for(noise.sd, MARGIN, gap) for gap in (0.0, MARGIN / 2)]
+    assert line.split()[:4] == ["tensorwise", str(counts[0]), "/", str(counts[1])]
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(0.0, 5), (0.001, 2), (0.001, 1)])
@@ -57,9 +94,38 @@ def test_the_same_set_up_comes_first_then_one_of_other_steps_which_is_said(tmp_p
     assert best_noise(stored, AXES, "rowwise") is None
 
 
+def test_dry_run_prints_them_from_results_dir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep=divergence", "device=cpu", "dry_run=true", "arms=[base,tensorwise,rowwise]"]
+    frame(tmp_path / "elsewhere", 0.001)
+    (tmp_path / "elsewhere/divergence/damaged").mkdir()
+    (tmp_path / "elsewhere/divergence/damaged/_run.json").write_text("{")
+    for folder, told in (("elsewhere", "5 seeds of r1"), ("nowhere", "run 3 seeds first")):
+        assert main([*words, f"results_dir={folder}"]) == 0
+        out = capsys.readouterr().out.splitlines()
+        (line,) = [x for x in out if x.startswith("  tensorwise ")]
+        assert told in line
+        assert any(re.match("15 training runs: ", x) for x in out)
+    assert main([*words, "train.judge=false"]) == 0
+    assert "two one-sided tests" not in capsys.readouterr().out
+    assert main(["sweep=cast", "device=cpu", "dry_run=true"]) == 0
+    assert "two one-sided tests" not in capsys.readouterr().out
+
+
 def test_how_long_is_the_median_of_the_newest_run_with_the_same_axes(tmp_path: Path) -> None:
     stored = rows.setups(frame(tmp_path, 0.001))
     took = [run.elapsed.values[-1] for run in stored[0].arms["tensorwise"].values()]
     assert seconds(stored, {**AXES, "seed": 9}, "tensorwise") == pytest.approx(np.median(took))
     assert seconds(stored, {**AXES, "steps": 7}, "tensorwise") is None
     assert seconds(stored, AXES, "rowwise") is None
+
+
+def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> None:
+    base = control()
+    made = rows_of_runs("base", base)
+    made += rows_of_runs("tensorwise", with_gaps(base, 0.001), verify="x", verify_outcome="disproved")
+    writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="divergence", env_id="e", env={}, about={})
+    writer.append(made)
+    assert best_noise(rows.setups(store.read(tmp_path)), AXES, "tensorwise") is None

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from curves_for_tests import case_of, control, rows_of_runs, shifted, whole_suite
+from curves_for_tests import AXES, case_of, control, rows_of_runs, shifted, whole_suite
 from report_fixtures import absent, frame, write_run
 
 from harness.cli.measure import _tell
@@ -56,6 +56,19 @@ def test_each_arm_is_held_against_the_arm_that_its_name_says(whole):
     assert arms["base_other"].verdict.gate("L4") is None
 
 
+@pytest.mark.parametrize(
+    ("arm", "runs"),
+    [("negative_control", shifted(BASE, 0.0001)), ("base_eps", shifted(BASE, 0.1))],
+    ids=["a negative control that passes", "a perturbed control that fails"],
+)
+def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)) + rows_of_runs(arm, runs)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms[arm].surprising
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    assert any("this set-up cannot tell" in n for n in arms["tensorwise"].verdict.notes)
+
+
 def test_what_all_arms_say_is_said_once(tmp_path):
     """Two seeds: no gate has an interval, in any arm."""
     few = {s: run for s, run in BASE.items() if s < 2}
@@ -68,6 +81,54 @@ def test_what_all_arms_say_is_said_once(tmp_path):
     assert len(told) == len(set(told))
     (why,) = [line for line in told if "2 paired seeds" in line]
     assert why.startswith("  base_eps, tensorwise: L2, L3, L4, L4h, L5, L6: 2 paired seeds; 3 are the least")
+
+
+@pytest.mark.parametrize("where", ["0", "150", "heldout"])
+def test_runs_that_read_other_batches_are_no_pairs(tmp_path, where):
+    read = {"heldout": "aa", "0": "bb", "150": "cc"}
+    rows = rows_of_runs("base", BASE, batches=read)
+    rows += rows_of_runs("tensorwise", shifted(BASE), batches=read | {where: "dd"})
+    rows += rows_of_runs("rowwise", shifted(BASE), batches=read)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["rowwise"].verdict.outcome == "PASS"
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    assert (
+        f"seed 0: the candidate and the control differ in batch {where}" in arms["tensorwise"].verdict.notes
+    )
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_seed_that_was_emulated_excuses_no_other_from_its_proof(tmp_path, backwards):
+    runs = shifted(BASE)
+    last = max(runs)
+    others = {s: r for s, r in runs.items() if s != last}
+    parts = [
+        rows_of_runs("tensorwise", others, verify="", emulated=False),
+        rows_of_runs("tensorwise", {last: runs[last]}, verify="", emulated=True),
+    ]
+    rows = rows_of_runs("base", BASE) + [row for part in parts[:: -1 if backwards else 1] for row in part]
+    rows += rows_of_runs("mxfp8", runs, verify="", emulated=True)
+    rows += rows_of_runs("rowwise", others) + rows_of_runs("rowwise", {last: runs[last]}, verify="")
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
+    assert arms["mxfp8"].verdict.outcome == "PASS"
+    assert any(note.startswith("emulated: ") for note in arms["mxfp8"].verdict.notes)
+    assert arms["rowwise"].verdict.outcome == "INCONCLUSIVE"
+    assert any(note.startswith(f"seed {last}: no row says") for note in arms["rowwise"].verdict.notes)
+
+
+@pytest.mark.parametrize("arm", ["base_eps", "base_other"])
+def test_a_control_that_must_pass_and_cannot_tell_is_told_and_demotes_nothing(tmp_path, arm):
+    """Too little data in it shows no fault; what the candidate's own data shows stands."""
+    few = {s: r for s, r in shifted(BASE).items() if s < 2}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE)) + rows_of_runs(arm, few)
+    arms = by_arm(judge(frame(tmp_path, rows)))
+    assert arms[arm].verdict.outcome == "INCONCLUSIVE"
+    assert not arms[arm].surprising
+    assert arms["tensorwise"].verdict.outcome == "PASS"
+    assert arms["tensorwise"].verdict.notes == (
+        f"{arm} is INCONCLUSIVE: that this set-up passes what it must was not shown",
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,6 +154,14 @@ def test_an_arm_with_a_schedule_of_its_own(tmp_path, schedule, phase):
     assert arms["tensorwise"].verdict.outcome == "PASS"
     noted = any("first phase was not compared" in n for n in arms["tensorwise"].verdict.notes)
     assert noted == (phase is None)
+
+
+def test_set_ups_are_judged_apart(tmp_path):
+    other = {**AXES, "lr": 0.003}
+    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", shifted(BASE))
+    rows += rows_of_runs("base", BASE, other) + rows_of_runs("tensorwise", shifted(BASE, 0.1), other)
+    found = {v.axes["lr"]: v.verdict.outcome for v in judge(frame(tmp_path, rows))}
+    assert found == {0.001: "PASS", 0.003: "FAIL"}
 
 
 def test_rows_of_other_suites_and_of_layers_are_passed_over(tmp_path):

@@ -12,10 +12,13 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 from scipy.stats import ttest_ind
+from verdict_error_rates import coverage
 
 import harness
 from harness.judge.verdict.course import Course
 from harness.judge.verdict.rule import CurveVerdict
+from harness.judge.verdict.sooner import ratio_to_target
+from harness.store.curve_files import read_all
 from harness.store.errors import UsageError
 
 RECORD = Path(__file__).parents[3] / "results" / "published" / "curves" / "modded_nanogpt_fp8_down.csv"
@@ -69,6 +72,40 @@ def judged(base: Frames, candidate: Frames, **options: Any) -> CurveVerdict:
     """The verdict on sides of one frame each, which are read faster."""
     sides = (pd.concat([f.assign(run=str(i)) for i, f in enumerate(side)]) for side in (base, candidate))
     return harness.verdict(*([side] for side in sides), **options)
+
+
+def test_the_published_runs_give_the_published_figures() -> None:
+    base, mine = (read_all([f"{RECORD}:{arm}/*"], arm) for arm in ("baseline", "this_pr"))
+    found = harness.verdict(base, mine)
+    ends = pd.read_csv(RECORD).query("step == 1390").groupby("arm")["val_loss"]
+    first, second = (ends.get_group(arm) for arm in ("baseline", "this_pr"))
+    oracle = ttest_ind(second, first, equal_var=False).confidence_interval()
+    level = first.median()
+    assert (found.outcome, found.codes, found.window) == ("PASS", ["equivalent"], 1)
+    assert [len(side) for side in found.sides] == [13, 13]
+    assert found.gap * level == pytest.approx(0.00012, abs=5e-6)
+    assert [found.low * level, found.high * level] == pytest.approx([oracle.low, oracle.high])
+    assert found.p == pytest.approx(4e-11, rel=0.15)
+    assert 100 * found.shows == pytest.approx(0.066, abs=0.001)
+    assert found.time is not None
+    assert found.time.ratio == pytest.approx(79.68 / 80.73, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("gap", "sd", "outcome", "code"),
+    [
+        (0.0, 0.001, "PASS", "equivalent"),
+        (0.01, 0.001, "FAIL", "worse"),
+        (-0.01, 0.001, "INCONCLUSIVE", "better"),
+        (0.0, 0.05, "INCONCLUSIVE", "not_shown"),
+        (0.0025, 0.001, "INCONCLUSIVE", "not_shown"),
+    ],
+)
+def test_what_is_planted_decides(gap: float, sd: float, outcome: str, code: str) -> None:
+    found = judged(runs(0, sd=sd), runs(1, gap=gap, sd=sd))
+    assert found.outcome == outcome
+    assert code in found.codes
+    assert any("data order" in note for note in found.notes) == (outcome == "FAIL")
 
 
 def test_a_wiggle_as_large_as_the_own_that_runs_of_a_side_share_is_seen() -> None:
@@ -230,7 +267,50 @@ def test_honest_twins_pass(case: str) -> None:
     assert "up to step" in found.lines()[0]
 
 
+def test_a_worse_gap_fails_beside_soft_findings_and_not_beside_hard_ones() -> None:
+    worse = runs(1, gap=0.02)
+    assert judged(named(A, seed=[0, 1, 2, 4, 7]), worse).outcome == "FAIL"
+    refused = judged(named(A, dataset="c4"), named(worse, dataset="fineweb"))
+    assert (refused.outcome, "%" in refused.lines()[0]) == ("INCONCLUSIVE", False)
+    assert judged(*pairs(0.02), **PAIRS).outcome == "FAIL"
+
+
+def test_where_little_is_learned_the_margin_is_a_twentieth_of_it() -> None:
+    flat = [each(side, lambda v, s, i: 2 + (v - 2) / 60) for side in (A, B)]
+    first, last = (np.median([f["val_loss"].iloc[at] for f in flat[0]]) for at in (1, -1))
+    assert judged(*flat).margin == pytest.approx((first / last - 1) / 20)
+
+
 # Clusters
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        ((3, 3), (3, 3)),
+        ((5, 5, 5), (10, 2)),
+        ((1, 4, 2), (2, 2, 2)),
+        ((10,), (4, 4, 4)),
+        ((2, 3, 4, 5), (6, 1)),
+    ],
+)
+def test_the_wider_of_runs_and_clusters_is_that_of_scipy(sizes: tuple[tuple[int, ...], ...]) -> None:
+    """Shapes of MLPerf's arms. Oracles: scipy's Welch test of the ends, and its pooled t test of the clusters' means."""
+    sides, ends, means = [], [], []
+    for side, counts in enumerate(sizes):
+        of = np.repeat(range(len(counts)), counts)
+        off = np.random.default_rng(side).normal(0, 0.004, len(counts))[of]
+        frames = each(runs(side, of.size, sd=0.002), lambda v, s, i, off=off: v * (1 + off[i] * (s > 0)))
+        sides.append(named(frames, machine=[f"{side}/{k}" for k in of]))
+        ends.append(pd.Series([f["val_loss"].iloc[-1] for f in frames]))
+        means.append(ends[-1].groupby(of).mean())
+    found = judged(*sides, differs=["stray", "uneven"])
+    welch = ttest_ind(ends[1], ends[0], equal_var=False).confidence_interval()
+    pooled = ttest_ind(means[1], means[0]).confidence_interval()
+    low, high = min(welch.low, pooled.low), max(welch.high, pooled.high)
+    level = np.median(ends[0])
+    assert found.gap == pytest.approx((ends[1].mean() - ends[0].mean()) / level)
+    assert [found.low, found.high] == pytest.approx([low / level, high / level])
 
 
 def test_one_machine_a_side_is_said_and_a_known_spread_between_machines_counts() -> None:
@@ -254,6 +334,32 @@ def test_time_to_a_loss() -> None:
     assert found.time.ratio == pytest.approx(0.9, rel=0.01)
     assert judged(base, mine, target=1.0).time is None  # nobody reaches it
     assert judged(A, mine, target=2.5).time is None
+
+
+def test_the_ratio_of_samples_is_welchs_on_logarithms_with_a_cell_in_its_variance() -> None:
+    """Oracle: by hand, with scipy's quantile; degrees of freedom where a cell counts by Welch and Satterthwaite, at most 10."""
+    base, mine = [100.0, 110.0, 120.0, 110.0], [120.0, 130.0, 110.0]
+    a, b = np.log(base), np.log(mine)
+    test = ttest_ind(b, a, equal_var=False)
+    plain, cells = ratio_to_target(base, mine), ratio_to_target(base, mine, cell=10.0)
+    assert plain.ratio == pytest.approx(math.exp(b.mean() - a.mean()))
+    assert [plain.low, plain.high] == pytest.approx(np.exp(test.confidence_interval()).tolist())
+    share = 10 / math.exp(np.log([*base, *mine]).mean())
+    error = math.sqrt(a.var(ddof=1) / 4 + b.var(ddof=1) / 3 + share**2 / 24)
+    runs = a.var(ddof=1) / 4 + b.var(ddof=1) / 3
+    degrees = min(max(10, test.df), test.df * (error**2 / runs) ** 2)
+    assert cells.log_high - cells.log == pytest.approx(student.ppf(0.975, degrees) * error)
+    wide = ratio_to_target(base, mine, clusters=([*"aabb"], [*"ccd"]))
+    assert wide.high - wide.low > plain.high - plain.low
+    assert ratio_to_target([5.0] * 6, [5.0] * 6).ratio == 1.0
+
+
+@pytest.mark.parametrize(("sd", "cells"), [(0.01, 20), (0.03, 20), (0.03, 100)])
+@pytest.mark.parametrize("counts", [(10, 10), (30, 30), (6, 15)])
+def test_intervals_of_censored_samples_cover_the_truth(
+    sd: float, cells: int, counts: tuple[int, int]
+) -> None:
+    assert coverage(sd, cells, counts, 400) >= 0.95 - 3.1 * math.sqrt(0.95 * 0.05 / 400)
 
 
 # Requests that are none

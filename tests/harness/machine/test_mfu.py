@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from harness.machine.hardware import DEVICES, named
 from harness.machine.mfu import (
+    floor_seconds,
+    of_row,
     utilization,
 )
 
@@ -55,6 +57,30 @@ def test_what_really_runs_never_passes_100_percent(
     assert found.mfu_fp8_peak <= found.mfu_mixed + 1e-9 <= found.mfu_bf16_peak + 2e-9
 
 
+def test_the_whole_of_masked_attention_can_pass_100_percent_and_says_so() -> None:
+    """Megatron-LM issue 831: half of T x T never runs; counting it makes 90 % into 117 %."""
+    seconds = 1.0
+    gemm, attention = 0.6 * 989e12, 0.3 * 989e12
+    causal = utilization({"bf16": gemm + attention}, seconds, H200, formula="causal", recomputed={})
+    palm = utilization({"bf16": gemm + 2 * attention}, seconds, H200, formula="palm", recomputed={})
+    assert causal.mfu_mixed == pytest.approx(0.9)
+    assert causal.flags == ()
+    assert palm.mfu_mixed == pytest.approx(1.2)
+    assert palm.flags == ("masked_counted",)
+
+
+def test_each_dtype_against_its_own_peak() -> None:
+    """One second of FP8 at its peak and one of bf16 at its own, in four seconds: half."""
+    flops = {"e4m3": 0.75 * 1979e12, "e5m2": 0.25 * 1979e12, "bf16": 989e12}
+    found = utilization(flops, 4.0, H200, formula="causal", tokens=4096, recomputed={})
+    assert found.mfu_mixed == pytest.approx(0.5)
+    assert found.mfu_bf16_peak == pytest.approx((1979 + 989) / 989 / 4)
+    assert found.mfu_fp8_peak == pytest.approx((1979 + 989) / 1979 / 4)
+    assert found.fp8_share == pytest.approx(1979 / (1979 + 989))
+    assert found.tokens_per_s == 1024
+    assert found.model_tflops == pytest.approx((1979 + 989) / 4)
+
+
 @pytest.mark.parametrize(
     ("device", "flops", "clock_mhz", "flags"),
     [
@@ -74,6 +100,15 @@ def test_what_passes_a_peak_is_flagged(
 ) -> None:
     found = utilization(flops, 1.0, named(device), formula="gemm", recomputed={}, clock_mhz=clock_mhz)
     assert set(found.flags) == flags
+
+
+def test_unknown_peaks_are_not_available_never_a_stand_in() -> None:
+    for flops, device in (({"bf16": 1e15}, None), ({"fp32": 1e15}, H200), ({"e4m3": 1e15}, named("a100"))):
+        found = utilization(flops, 1.0, device, formula="causal", tokens=8, recomputed={})
+        assert (found.mfu_mixed, found.hfu, found.achievable) == (None, None, None)
+        assert found.model_tflops == 1000
+        assert found.tokens_per_s == 8
+    assert utilization({"bf16": 1e15}, 1.0, None, recomputed={}).mfu_bf16_peak is None
 
 
 @pytest.mark.parametrize(
@@ -111,6 +146,98 @@ def row(**changed: object) -> dict[str, object]:
     } | changed
 
 
+def test_a_stored_step_has_a_line_for_each_count() -> None:
+    palm, causal = of_row(row(), H200, {"bf16": 780.0, "fp8": 1300.0})
+    assert (palm.formula, causal.formula) == ("palm", "causal")
+    assert palm.mfu_mixed == pytest.approx(400 / 989 + 600 / 1979)
+    assert causal.mfu_mixed == pytest.approx(300 / 989 + 600 / 1979)
+    assert palm.hfu == pytest.approx(600 / 989 + 600 / 1979)
+    assert causal.hfu == pytest.approx(400 / 989 + 600 / 1979)
+    assert causal.achievable == pytest.approx(400 / 780 + 600 / 1300)
+    assert palm.tokens_per_s == 16384
+
+
+def test_stored_rows_without_time_or_counts() -> None:
+    assert of_row(row(status="failed", value=None), H200) == ()
+    assert of_row(row(flops="{}"), H200) == ()
+    plain = of_row(row(resolved="{}"), H200)
+    assert [u.formula for u in plain] == ["gemm"]
+    assert plain[0].tokens_per_s is None
+    old = of_row(row(resolved=json.dumps({"flops_formula_id": "palm", "checkpointing": "full"})), H200)
+    assert old[0].hfu is None, "a run from before recomputation was stored"
+    assert old[0].mfu_mixed is not None
+
+
+def test_what_was_counted_while_it_ran_is_hfu_and_no_mfu() -> None:
+    """A model of the user may recompute inside itself: its count holds that, and nobody can take it out again."""
+    resolved = json.dumps({"flops_formula_id": "counted", "checkpointing": "none", "tokens_per_step": 16384})
+    (found,) = of_row(row(resolved=resolved), H200, {"bf16": 780.0, "fp8": 1300.0})
+    assert (found.mfu_mixed, found.mfu_bf16_peak, found.mfu_fp8_peak, found.model_tflops) == (None,) * 4
+    assert found.hfu == pytest.approx(400 / 989 + 600 / 1979)
+    assert found.achievable == pytest.approx(400 / 780 + 600 / 1300)
+    assert found.tokens_per_s == 16384
+    fast = utilization({"bf16": 1000e12}, 1.0, H200, formula="counted", recomputed={}, clock_mhz=1500)
+    assert "over_peak" in fast.flags, "what ran cannot pass the peak either"
+
+
 # llm-foundry's MPT-3b at 2048 and torchtitan's Llama 3 8B at 8192: 6 N + 12 L d T FLOPs a token; blocks that run in FP8.
 MPT = (6 * 2_651_837_440 + 12 * 32 * 2560 * 2048, 6 * 32 * 12 * 2560**2)
 LLAMA = (6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 8192, 6 * 32 * 218_103_808)
+
+
+@pytest.mark.parametrize(
+    ("flops", "device", "expected"),
+    [
+        # printed as 152 % and 563 % over the peak of an A100, which an unknown device fell back to
+        ({"bf16": 0.205 * 2300e12}, "MI350X", {"mfu_mixed": 0.205}),
+        ({"bf16": 5.63 * 312e12}, "MI355X", {"mfu_mixed": 0.703}),
+        (
+            {"fp8": MPT[1] * 30586, "bf16": (MPT[0] - MPT[1]) * 30586},
+            "H100 SXM",
+            {"mfu_fp8_peak": 0.277, "mfu_bf16_peak": 0.554, "mfu_mixed": 0.321},
+        ),
+        ({"bf16": MPT[0] * 22525}, "H100 SXM", {"mfu_mixed": 0.408}),
+        (
+            {"fp8": LLAMA[1] * 7186, "bf16": (LLAMA[0] - LLAMA[1]) * 7186},
+            "H100 SXM",
+            {"mfu_bf16_peak": 0.4208, "mfu_mixed": 0.269},
+        ),
+    ],
+)
+def test_figures_that_others_printed(
+    flops: dict[str, float], device: str, expected: dict[str, float]
+) -> None:
+    """torchtitan pull requests 4779 and 808, Primus pull request 772, llm-foundry's scripts/train/benchmarking."""
+    found = utilization(flops, 1.0, named(device), recomputed={})
+    for name, share in expected.items():
+        assert getattr(found, name) == pytest.approx(share, abs=0.001)
+    assert found.flags == ()
+
+
+def test_recomputation_counts_for_the_hardware_and_not_for_the_model() -> None:
+    flops, again = {"bf16": 600e12}, {"bf16": 200e12}
+    found = utilization(
+        flops, 1.0, H200, formula="causal", recomputed=again, achieved={"bf16": 800.0, "fp8": 1300.0}
+    )
+    assert found.mfu_mixed == pytest.approx(600 / 989)
+    assert found.hfu == pytest.approx(800 / 989)
+    assert found.achievable == pytest.approx(1.0)
+    assert utilization(flops, 1.0, H200, formula="causal", recomputed=None).hfu is None, (
+        "not known is not none"
+    )
+
+
+def test_against_measured_rates_e4m3_and_e5m2_are_both_fp8() -> None:
+    achieved = {"bf16": 780.0, "fp8": 1300.0}
+    found = utilization(
+        {"e4m3": 650e12, "e5m2": 650e12}, 2.0, H200, formula="causal", recomputed={}, achieved=achieved
+    )
+    assert found.achievable == pytest.approx(0.5)
+    assert utilization({"fp32": 1e12}, 2.0, H200, recomputed={}, achieved=achieved).achievable is None
+
+
+def test_least_time_needs_the_rate_of_every_dtype_that_occurs() -> None:
+    assert floor_seconds({"bf16": 2e12, "e4m3": 0.0}, {"bf16": 1.0}) == 2.0
+    assert floor_seconds({"bf16": 2e12, "e4m3": 1.0}, {"bf16": 1.0}) is None
+    assert floor_seconds({"bf16": 2e12}, {"bf16": None}) is None
+    assert floor_seconds({}, {}) == 0

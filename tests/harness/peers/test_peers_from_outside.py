@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import fp8core
+from fp8core import RECIPES
 from fp8core.extensions import Extension, ExtensionError, Table
 from harness import peers
 from harness.peers import Peer, nanochat_style, scaled_mm
+from harness.store import case
 from harness.suites import SUITES
 
 GEMM, LINEAR = scaled_mm.PEER, nanochat_style.PEER
@@ -50,6 +52,20 @@ def test_one_that_would_have_no_arm_is_refused(
         looked_up(monkeypatch, replace(peer, **{"arm": "acme", **changes}))
     assert said in str(error.value)
     assert "acme-fp8 1.2" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [(RECIPES, case._PEERS), (peers.PEERS, (*case._RECIPES, *case.WITHOUT_FP8))],
+    ids=["recipes", "peers"],
+)
+def test_no_recipe_is_called_like_a_peer_and_no_peer_like_a_recipe(
+    table: Table[Any], names: tuple[str, ...]
+) -> None:
+    """Oracle: the words that the names of arms are made of."""
+    for name in names:
+        of = Extension(table.name, name, "acme-fp8", "1.2", "acme:X", lambda: None)
+        assert "fp8-harness has that name itself" in table._claim_fault(name, of, [of]), name
 
 
 def test_no_extension_sets_a_suite_of_ours_while_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ from report_fixtures import H200, Invented, absent, figure, write_run
 from report_pages import Page, lead_of, machine, table, told
 from report_pages import run_of as stored
 
-from harness.report import standings, steps, verdicts
+from harness.report import facts, standings, steps, verdicts
 from harness.report.headline import headline, headline_rows
 from harness.report.picture import picture
+from harness.report.records import numerics_by_arm
+from harness.report.table import quantile
 from harness.store.case import Arm, Case
 from harness.store.errors import Cause
 from harness.store.outside import parse
@@ -161,6 +163,26 @@ def test_runs_of_the_same_code_are_one_interval_and_a_word_that_it_does_not_bear
         assert (pair["clock_mhz"], pair["baseline_clock_mhz"]) == (1755.0, 1500.0)
 
 
+def test_clocks_that_differ_stand_beside_the_speed(tmp_path):
+    """Under a power limit both sides are throttled, each at its own clock: the ratio stands, with both."""
+    timing = {arm: {"throttled": True} for arm in ("bf16_compile", "rowwise_compile")}
+    rows = [
+        [
+            replace(r, sample_clock_mhz=(1500.0,) * len(r.samples))
+            if r.arm == "bf16_compile" and r.samples
+            else r
+            for r in case
+        ]
+        for case in layers(FAST, timing=timing)
+    ]
+    verdict, _ = lead_of(stored(tmp_path, *rows))
+    assert "both sides throttled in 3 cases, at 1,755 MHz against 1,500" in verdict
+    free = [[replace(r, timing={**r.timing, "throttled": False}) for r in case] for case in rows]
+    found = stored(tmp_path / "free", *free)
+    assert verdicts.is_faster(found).verdict == "can't tell"
+    assert "clocks differ in 3 cases" in " ".join(lead_of(found))
+
+
 def test_a_cpu_never_claims_speed(cpu, cpu_machine):
     """The notice stands before the first answer; every section of times is folded and labelled."""
     source, twin = cpu[1].html.read_text(), cpu[1].markdown.read_text()
@@ -207,6 +229,17 @@ def test_a_wrong_result_is_a_no_and_is_named(tmp_path, ask, wrong, named):
     assert (answer.verdict, answer.sentence.rpartition(": ")[2]) == ("no", f"{named}.")
 
 
+@pytest.mark.parametrize("low", [0, 1, 2])
+def test_the_case_that_comes_nearest_to_its_own_bound_counts(tmp_path, low):
+    """29 dB of a case that needs 32 is a no, beside 26 of one that needs 20 and 28 of one that states no bound."""
+    cases = [[29.0, 32.0], [26.0, 20.0], [28.0, None]]
+    cases = cases[-low:] + cases[:-low]
+    found = stored(tmp_path, *(sqnr("linear", *case, layer=str(i)) for i, case in enumerate(cases)))
+    assert verdicts.is_sound(found).verdict == "no"
+    (worst,) = numerics_by_arm(found)
+    assert (worst.sqnr, worst.bounds, worst.failing) == ({"sqnr_db": 29.0}, {"sqnr_db": 32.0}, ["sqnr_db"])
+
+
 @pytest.mark.parametrize(
     ("resolved", "verdict"),
     [
@@ -227,6 +260,27 @@ def test_each_case_is_held_against_its_own_bound(tmp_path):
     """The case of the least SQNR is within its bound, another one is not."""
     rows = [*sqnr("linear", 28.1, 28.3), *sqnr("linear", 24.6, 24.3, layer="qkv")]
     assert verdicts.is_sound(stored(tmp_path, rows)).verdict == "no"
+
+
+def test_a_time_that_nobody_saw_run_in_fp8_makes_no_yes(tmp_path):
+    case = Case.of("gemm", {"M": 16, "K": 16, "N": 16})
+    arms = {"bf16": {"ms": 1.0}, "fp8_tensorwise": {"ms": 0.6, "baseline": "bf16", "flops": {"e4m3": 8192.0}}}
+    answer = verdicts.did_fp8_run(stored(tmp_path, *layers(FAST), Invented().times(case, arms)))
+    assert (answer.verdict, "1 without a count" in answer.sentence) == ("partly", True)
+
+
+def test_a_study_of_breakage_is_never_sound(tmp_path):
+    """It breaks recipes on purpose: what stays above its bound there says nothing about training."""
+    sound = sqnr("linear", 28.5, 28.0)
+    codes = [figure(Case.of("codes", {"inputs": "overflow"}), "saturating", "mismatches", 0.0)]
+    for rows, verdict in (
+        (sqnr("outliers", 28.0, 20.0), "can't tell"),
+        (codes, "can't tell"),
+        (sound, "yes"),
+        ([*sound, *sqnr("outliers", 28.0, 20.0)], "partly"),
+        ([*sound, *sqnr("outliers", 12.0, 20.0)], "no"),
+    ):
+        assert verdicts.is_sound(stored(tmp_path / f"{verdict}{len(rows)}", rows)).verdict == verdict
 
 
 # What was proved of a step before it was timed
@@ -292,6 +346,14 @@ def test_a_figure_in_doubt_says_so(tmp_path, rows, says):
         assert (verdicts.is_faster(found).verdict, drawn_hollow(found)) == ("partly", 1)
 
 
+@pytest.mark.parametrize(("marks", "said"), [({}, None), ({"contended_rounds": [0, 2]}, "6 of 18")])
+def test_other_load_is_told_where_it_was_looked_for(tmp_path, marks, said):
+    """Oracle: the marks of the three cases of one arm; rows that hold none, as those of 2026-11-27, say nothing."""
+    found = stored(tmp_path, *layers(FAST, timing={"rowwise_compile": marks}))
+    row = dict(facts.facts(found)).get("rounds seen beside other load")
+    assert row == said
+
+
 def test_a_wrong_result_comes_before_any_speed(tmp_path):
     case = Case.of("linear", {"model": "x", "layer": "y", "M": 16, "K": 16, "N": 16})
     wrong = [absent(case, "rowwise_compile", "failed", WRONG, "bf16_compile", cause=Cause.NUMERICS)]
@@ -343,3 +405,9 @@ def test_the_first_screen_marks_what_was_not_judged(tmp_path):
 
 
 # Cells
+
+
+def test_quantiles_of_exact_results_are_no_nan():
+    """numpy would interpolate between two infinities, which is NaN and a warning."""
+    assert [quantile([float("inf")] * n, q) for n in (1, 3) for q in (0.0, 0.25, 0.75)] == [float("inf")] * 6
+    assert (quantile([], 0.25), quantile([1.0, 2.0, 3.0], 0.25)) == (None, 1.5)

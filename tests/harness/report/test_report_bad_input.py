@@ -6,12 +6,29 @@ import re
 
 import pytest
 from report_cases import gemm_cases, tiny_run, train_cases
-from report_fixtures import H200, Invented, write_run
+from report_fixtures import CPU, H200, Invented, absent, write_run
 from report_pages import machine, table
 
 from harness.__main__ import main as command_line
 from harness.report import write_report
 from harness.report.steps import mfu_table
+from harness.store.case import Case
+from harness.store.errors import Cause
+
+
+@pytest.mark.parametrize("env", [H200, CPU], ids=["GPU", "CPU"])
+def test_a_run_in_which_nothing_succeeded(tmp_path, env):
+    """Every reason is on the page; no answer is yes, no headline, no figure, no claim."""
+    case, fp8 = Case.of("linear", {"M": 16, "K": 32, "N": 48}), "tensorwise_eager"
+    rows = [
+        absent(case, "bf16_eager", "failed", "out of memory: tried to allocate 2.00 GiB"),
+        absent(case, fp8, "skipped", "compute capability 8.0 has no FP8", "bf16_eager"),
+        absent(case, fp8, "failed", "SQNR is 3 dB, 28 expected", "bf16_eager", "sqnr_db", Cause.NUMERICS),
+    ]
+    source = write_report([write_run(tmp_path, [rows], env=env)], tmp_path / "r.html").html.read_text()
+    assert all(row.reason in source for row in rows)
+    for absent_one in ("FP8 is faster here", 'id="t-headline', "<svg"):
+        assert absent_one not in source
 
 
 def test_a_gpu_with_unknown_peak_reads_not_available(tmp_path):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from curves_for_tests import whole_suite
 from report_cases import cpu_run, gpu_run, linear_cases, train_cases
-from report_fixtures import H100, Invented, write_run
+from report_fixtures import H100, H200, Invented, figure, write_run
 from report_pages import machine, run_of, table
 
-from harness.report import compared, write_report
+from harness.report import compared, steps, write_report
 from harness.report.headline import headline, headline_rows
 from harness.report.runs import load
 from harness.store import stats
@@ -45,6 +46,26 @@ def test_speed_exactness_and_proof_stand_in_one_row(gpu_machine, cpu_machine):
     assert not any(re.search(r"\dx", text) for r in rows for text in r.values())
 
 
+def test_steps_decide_where_they_were_measured(trained):
+    row = {r["FP8 arm"]: r for r in table(made(trained))}["tensorwise_compile"]
+    assert (row["measured"], row["loss"]) == ("training steps", "PASS")
+    assert row["worst SQNR (dB)"], "of the same recipe's layers"
+    assert row["mixed MFU"].endswith(" %")
+
+
+def test_a_result_below_its_bound_is_marked_beside_its_speed(tmp_path):
+    case = Case.of("linear", {"M": 16, "K": 32, "N": 48})
+    proof = {"fp8_gemms": 2, "fp8_gemms_expected": 3}
+    fp8 = {"ms": 1.0, "flops": {"e4m3": 1.0}, "baseline": "bf16_eager", "resolved": proof}
+    arms = {"bf16_eager": {"ms": 2.0, "flops": {"bf16": 1.0}}, "rowwise_eager": fp8}
+    low = figure(case, "rowwise_eager", "sqnr_db", 20.0, resolved={"sqnr_bound_db": {"sqnr_db": 28.3}})
+    shown = made(run_of(tmp_path, [*Invented().times(case, arms), low]))
+    cells = {c.text: c.style for c in shown.rows[0]}
+    assert (cells["20.0"], cells["2 of 3"]) == ("bad", "bad")
+    without = run_of(tmp_path / "none", Invented().times(case, {"bf16_eager": {"ms": 1.0}}))
+    assert made(without) is None
+
+
 # Several machines
 
 
@@ -72,6 +93,19 @@ def test_gains_of_two_gpus_stand_side_by_side(tmp_path):
 # MFU
 
 
+def test_twins_are_told_apart(tmp_path):
+    about = {
+        d: {"env": H200 | {"driver": d}, "env_id": d, "run_id": f"20260102T030405Z-0123456-{d}"}
+        for d in ("570", "575")
+    }
+    case = Invented().times(Case.of("gemm", {"M": 16}), {"bf16": {"ms": 1.0}})
+    runs = [write_run(tmp_path / d, [case], **more) for d, more in about.items()]
+    assert compared.names(load(runs, tmp_path).machines) == [
+        "NVIDIA H200, driver 570",
+        "NVIDIA H200, driver 575",
+    ]
+
+
 def counted(ms, model="gpt2", causal=1e14, **resolved):
     """A step of 1e14 bf16 and 2e14 FP8 FLOPs, beside bf16."""
     resolved |= {
@@ -84,6 +118,44 @@ def counted(ms, model="gpt2", causal=1e14, **resolved):
     invented.random.gauss = lambda mean, sd: mean
     arms = {"bf16_eager": {"ms": 1.5 * ms, "flops": {"bf16": 3e14}}, "tensorwise_eager": fp8}
     return invented.times(Case.of("train", {"model": model}), arms)
+
+
+def test_mfu_by_hand_with_every_denominator(tmp_path):
+    """By hand: 0.2 s; 1e14 bf16 and 2e14 FP8 FLOPs against 989 and 1979 TFLOP/s; a fifth of bf16 is masked attention."""
+    found = [
+        r
+        for r in table(steps.mfu_table(run_of(tmp_path, counted(200.0, causal=0.8e14))))
+        if "tensorwise" in r["arm"]
+    ]
+    palm, causal = found
+    assert (palm["FLOPs"], causal["FLOPs"], palm["of achievable"]) == ("palm", "causal", "N/A")
+    by_hand = {
+        "tokens/s/GPU": 8192 / 0.2,
+        "model TFLOP/s": 1500,
+        "mixed MFU": 100 * (1e14 / 989e12 + 2e14 / 1979e12) / 0.2,
+        "MFU of bf16 peak": 100 * 3e14 / 989e12 / 0.2,
+        "MFU of FP8 peak": 100 * 3e14 / 1979e12 / 0.2,
+    }
+    shown = {title: float(palm[title].removesuffix(" %").replace(",", "")) for title in by_hand}
+    assert shown == pytest.approx(by_hand, rel=5e-3)
+    mixed = 100 * (0.8e14 / 989e12 + 2e14 / 1979e12) / 0.2
+    assert float(causal["mixed MFU"].removesuffix(" %")) == pytest.approx(mixed, rel=5e-3)
+
+
+def test_both_sides_of_a_step_stand_in_its_row(tmp_path):
+    """By hand: 8,192 tokens in 400 ms and, in bf16, in 600 ms; 3e14 FLOPs of bf16 in 600 ms are 51 % of 989 TFLOP/s."""
+    rows = [replace(r, resolved={**r.resolved, "tokens_per_step": 8192}) for r in counted(400.0)]
+    case = Case.of("train", {"model": "gpt2"})
+    energy = [
+        figure(case, r.arm, "joules_per_token", 0.007 if r.arm == "bf16_eager" else 0.005) for r in rows
+    ]
+    shown = made(run_of(tmp_path, [*rows, *energy]))
+    (cells,) = shown.rows
+    seen = {c.title: (cell.text, cell.note) for c, cell in zip(shown.columns, cells, strict=True)}
+    assert seen["time (ms)"] == ("400.0", "bf16_eager 600.0")
+    assert seen["tokens/s"] == ("20,480", "bf16_eager 13,653")
+    assert seen["mJ/token"] == ("5.00", "bf16_eager 7.00")
+    assert seen["mixed MFU"] == ("51 %", "bf16_eager 51 %, causal")
 
 
 def test_the_headline_takes_the_median_of_mfu_and_marks_an_impossible_one(tmp_path):

@@ -8,15 +8,47 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from report_cases import cast_cases, ceiling_cases, tiny_run, train_cases
 from report_fixtures import Invented, write_run
-from report_pages import Page, machine
+from report_pages import Page, machine, run_of, table
 
 import harness
-from harness.report import facts, section, tables, write_report
+from harness import store
+from harness.report import facts, records, section, tables, write_report
 from harness.report import table as columns_of
+from harness.store.case import Case
 from harness.store.measurement import METRICS
+
+
+def test_nothing_failed_or_skipped_is_hidden(gpu, gpu_machine):
+    """Oracle: the store; a reason stands once, with every arm that it holds for."""
+    rows = store.read(gpu[0])
+    bad = rows[rows["status"] != "ok"]
+    found = table(tables.troubles_table(gpu_machine))
+    names = ("status", "suite", "metric", "reason")
+    told = {(*(r[n] for n in names), arm) for r in found for arm in r["arms"].split(", ")}
+    assert told == set(zip(*(bad[c] for c in (*names, "arm")), strict=True))
+    reason = "K=4104 is no multiple of 16, which FP8 GEMMs need"
+    assert [r["reason"] for r in found].count(reason) == 1
+    page = Page(gpu[1].html.read_text()).text
+    assert reason in page
+    assert "odd output 8192x4104x4096" in page
+
+
+def test_every_row_and_every_case_is_there(gpu, gpu_machine):
+    """Oracle: the store. Quartiles are numpy's, over all samples."""
+    rows = store.read(gpu[0])
+    made = tables.rows_table(gpu_machine)
+    titles = [c.title for c in made.columns]
+    for cells, samples in zip(made.rows, rows["samples"], strict=True):
+        got = {title: cell.order for title, cell in zip(titles, cells, strict=True)}
+        assert got["samples"] == len(samples)
+        if len(samples):
+            assert [got["q1"], got["q3"]] == pytest.approx(np.quantile(samples, [0.25, 0.75]).tolist())
+    page = gpu[1].html.read_text()
+    assert all(case_id in page for case_id in set(rows["case_id"]))
 
 
 def test_conditions_command_and_data_are_on_the_page(gpu):
@@ -37,6 +69,33 @@ def test_axes_of_one_case_stand_in_the_caption(tmp_path):
     made = tables.suite_table(machine(write_run(tmp_path, train_cases(Invented())[:1])), "train")
     assert {"model", "batch"}.isdisjoint(c.title for c in made.columns)
     assert "model llama3_1b" in made.caption
+
+
+def test_shares_of_copy_and_of_peak_by_hand(tmp_path, gpu_machine):
+    """By hand from the data sheet: 989 bf16 and 1979 FP8 TFLOP/s dense, 4.8 TB/s; drift of the rounds divided out."""
+    shares = [r["copy_share"] for r in records.arm_records(gpu_machine, "cast") if r["arm"] == "eager"]
+    assert len(shares) == 16
+    assert all(0.1 < share < 0.5 for share in shares)
+    arms = {
+        "bf16": {"ms": 2.0, "flops": {"bf16": 0.989e12}},
+        "mixed": {"ms": 4.0, "flops": {"bf16": 1e12, "e4m3": 1.5e12, "e5m2": 0.5e12}},
+        "copy": {"ms": 1.0, "bytes": 2.4e9},
+        "unknown": {"ms": 1.0, "flops": {"int8": 1e12}},
+        "impossible": {"ms": 1.0, "flops": {"bf16": 5e12}},
+    }
+    run = run_of(tmp_path, Invented(spread=0.0).times(Case.of("linear", {"M": 16}), arms))
+    found = records.arm_records(run, "linear")
+    share = {r["arm"]: r["peak_share"] * r["value"] / arms[r["arm"]]["ms"] for r in found}
+    by_hand = {"bf16": 0.5, "mixed": (1 / 989 + 2 / 1979) * 1e3 / 4, "copy": 0.5}
+    assert {arm: share[arm] for arm in by_hand} == pytest.approx(by_hand)
+    made = tables.suite_table(run, "linear")
+    column = [c.title for c in made.columns].index("of peak")
+    cells = {r["arm"]: row[column] for r, row in zip(found, made.rows, strict=True)}
+    assert (cells["unknown"].text, cells["bf16"].style) == ("N/A", "")
+    assert (cells["impossible"].style, cells["impossible"].note) == (
+        "bad",
+        "above the peak at the measured clock",
+    )
 
 
 def strings(*folders):

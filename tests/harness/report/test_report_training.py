@@ -8,7 +8,7 @@ from curves_for_tests import SEEDS, control, rows_of_runs, shifted, whole_suite
 from diagnosed import look
 from report_cases import train_cases
 from report_fixtures import CPU, Invented, write_run
-from report_pages import by_arm, machine, run_of
+from report_pages import by_arm, machine, run_of, table
 
 from harness.report import training, verdicts, write_report
 
@@ -106,6 +106,18 @@ def test_a_verdict_with_its_gates_and_limits(cpu):
     for where, told in (("the output", False), ("element 1 of 2", True)):
         found.trainings[0].resolved["tensorwise"]["loss_from"] = where
         assert ("Loss judged: element 1 of 2." in training.verdict_table(found).caption) == told
+
+
+def test_seconds_to_loss_are_those_of_a_gpu_that_nobody_shares(cpu, gpu):
+    """A step takes 0.01 s, and its loss is that before its update, which it ends with."""
+    assert "second" not in table(training.reach_table(machine(cpu)))[0]
+    rows = by_arm(training.reach_table(gpu))
+    assert float(rows["base"]["second"]) == pytest.approx(0.01 * (float(rows["base"]["step"]) + 1), abs=0.02)
+    negative = rows["negative_control"]
+    assert (negative["reached"], negative["second"]) == (f"0 of {SEEDS}", "not reached")
+    assert "base_other" not in rows
+    gpu.trainings[0].resolved["base"]["runs_on_this_gpu"] = 3
+    assert {(r["second"], r["sooner, seconds"]) for r in table(training.reach_table(gpu))} == {("N/A", "N/A")}
 
 
 @pytest.mark.parametrize("lost", ["base", "tensorwise"])

@@ -110,6 +110,22 @@ def test_a_file_is_read_as_it_was_written(write: Callable[[Path], None], tmp_pat
         np.testing.assert_allclose(rows["time_s"], np.array(STEPS, float) + rows["time_s"].iloc[0])
 
 
+def test_a_regular_expression_and_a_column_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("it 5 | loss=2.5\nnoise\nit 6 | loss=nan\r\nit 7 | loss=2.25\n")
+    rows = tidy(read(tmp_path / "log", r"it (?P<step>\d+) \| loss=(?P<value>\S+)"))
+    np.testing.assert_array_equal(rows["value"], [2.5, math.nan, 2.25])
+    (tmp_path / "runs.csv").write_text("arm,run,step,val_loss\nx,1,0,4\nx,1,1,3\ny,1,0,4\ny,2,0,5\n")
+    (table,) = read_all([f"{tmp_path}/r*.csv:y/*"], "base")
+    assert tidy(table)["run"].tolist() == ["y/1", "y/2"]
+
+
+def test_a_column_and_the_rows_that_lack_it() -> None:
+    frame = pd.DataFrame({"it": [1, 2, 2], "a": [3.0, 2.0, 2.0]})
+    assert tidy(frame, "frame", "a", "it")["step"].tolist() == [1, 2]  # logged twice
+    lone = tidy(pd.DataFrame({"step": [1, 2], "val_loss": [3.0, None]}))
+    assert math.isnan(lone["value"].iloc[-1])  # such a row is there for its loss
+
+
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "no number": ("a.csv", "step,val_loss\n0,4\n1,x1\n", "line 3"),
     "a step that is none": ("a.csv", "step,val_loss\n0,4\n,3\n", "line 3"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from harness import store
+from harness.store import reading
 from harness.store.errors import Cause, UsageError
 from harness.store.measurement import Measurement
 from harness.store.outside import parse
@@ -58,6 +59,26 @@ def whole() -> pd.DataFrame:
     return store.read(PUBLISHED / "2026-11-21")
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"suite": "cast"},
+        {"metric": ["time_ms", "bytes_moved"], "status": "ok"},
+        {"M": [64, 512]},
+        {"suite": ["linear", "gemm"], "M": 64, "cause": ["", "unsupported"]},
+        {"arm": "bf16_eager", "retryable": False},
+        {"value": []},
+    ],
+)
+def test_a_selection_is_the_whole_cut_in_pandas(whole: pd.DataFrame, where: dict[str, Any]) -> None:
+    """Published runs: files of several versions of the schema."""
+    columns = ["value", "arm", "metric", "cause", "arm_fields", "case_axes", "samples"]
+    part = store.read(PUBLISHED / "2026-11-21", columns=columns, where=where)
+    lists = {name: value if isinstance(value, list) else [value] for name, value in where.items()}
+    assert_frame_equal(part, cut(whole, lists)[columns])
+    assert part.attrs["files"] == whole.attrs["files"]
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     attempts=st.lists(
@@ -95,6 +116,25 @@ def test_no_selection_brings_back_a_replaced_attempt(
     assert_frame_equal(part, cut(store.read(folder), where)[columns])
     every = store.read(folder, columns=columns, where=where, all_attempts=True)
     assert_frame_equal(every, cut(store.read(folder, all_attempts=True), where)[columns])
+
+
+def test_a_value_that_changes_while_it_is_read_is_of_one_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that is stored between the two looks at the files."""
+    folder = tmp_path / "r1"
+    append(folder, row("c1", value=1.0))
+    real, done = reading.read_parts, []
+
+    def read_parts(*args: Any) -> Any:
+        found = real(*args)
+        if not done:
+            done.append(True)
+            append(folder, row("c1", value=2.0))
+        return found
+
+    monkeypatch.setattr(reading, "read_parts", read_parts)
+    assert store.read(folder, where={"metric": "time_ms"})["value"].tolist() == [2.0]
 
 
 def test_a_flag_is_no_number(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import multiprocessing
 import os
 import shutil
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from stored import row
 
 from harness import store
 from harness.engine import run_folder, runlog
-from harness.store import parquet
+from harness.store import parquet, reading
 from harness.store.errors import RETRYABLE, Cause, UsageError
 from harness.store.measurement import Measurement
 
@@ -47,6 +50,35 @@ def writer(folder: Path, **changes: Any) -> store.RunWriter:
     return store.RunWriter(folder, **(given | changes))
 
 
+def closed_run(folder: Path) -> Path:
+    run = writer(folder)
+    for case in ("c1", "c2"):
+        run.append(rows(case))
+    run.close("finished")
+    return folder
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    run = writer(tmp_path / "w" / "r1")
+    run.append(rows("c1", 1.5))
+    run.append(rows("c2", 2.5))
+    frame = store.read(tmp_path)
+    assert frame["value"].tolist() == [1.5, 2.5]
+    assert frame["samples"].map(list).tolist() == [[1.5, 1.5], [2.5, 2.5]]
+    assert set(frame["env_id"]) == {"e1"}
+    assert frame.attrs["problems"] == []
+
+
+def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
+    done: list[str] = []
+    sync, rename = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (done.append("content"), sync(file)))
+    monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("name"), rename(old, new))[1])
+    writer(tmp_path).append(rows("c"))
+    assert done[-2:] == ["content", "name"]
+
+
 def test_a_full_disk_leaves_earlier_rows_and_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +94,38 @@ def test_a_full_disk_leaves_earlier_rows_and_no_half_file(
         run.append(rows("c2"))
     assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
     assert not list((tmp_path / "r1").glob("*.tmp"))
+
+
+def test_a_later_attempt_replaces_the_whole_case_and_only_that(tmp_path: Path) -> None:
+    folder = tmp_path / "r1"
+    first = writer(folder)
+    first.append(rows("c1", 1.0) + rows("c1", 1.0, arm="b"))
+    first.append(rows("c2", 2.0))
+    first.close("interrupted")
+    second = writer(folder)
+    second.append(rows("c1", 9.0))
+    second.close("finished")
+    frame = store.read(folder)
+    assert sorted(zip(frame["case_id"], frame["arm"], frame["value"], strict=True)) == [
+        ("c1", "a", 9.0), ("c2", "a", 2.0),
+    ]  # fmt: skip
+    assert len(store.read(folder, all_attempts=True)) == 4
+
+
+def test_a_duplicate_that_is_killed_early_hides_no_run_that_it_did_not_make(tmp_path: Path) -> None:
+    """The runs of a trial suite are stored one by one; the arms of a timed case are one measurement."""
+    first = writer(tmp_path / "r1")
+    first.append(trial("c1", "p", 1.0))
+    second = writer(tmp_path / "r1")
+    first.append(trial("c1", "q", 1.0))
+    first.append(trial("c1", "r", 1.0))
+    first.append(rows("c2", 1.0) + rows("c2", 1.0, arm="b"))
+    first.close("finished")
+    second.append(trial("c1", "p", 2.0))
+    second.append(rows("c2", 2.0))
+    frame = store.read(tmp_path).sort_values(["case_id", "arm"])
+    found = list(zip(frame["case_id"], frame["arm"], frame["value"], strict=True))
+    assert found == [("c1", "p", 2.0), ("c1", "q", 1.0), ("c1", "r", 1.0), ("c2", "a", 2.0)]
 
 
 @pytest.mark.parametrize("why", sorted(RETRYABLE))
@@ -172,6 +236,76 @@ def test_no_command_has_a_traceback_over_a_part_that_no_harness_wrote(
     assert main(words.split()) == code
 
 
+def test_axes_are_columns_where_they_are_asked_for(tmp_path: Path) -> None:
+    made = [
+        Measurement("s", f"c{i}", "a", text, "time_ms", "ok", samples=(1.0,))
+        for i, text in enumerate(('{"M":512,"seed":7,"role":"output"}', '{"M":1024}', "{}"))
+    ]
+    writer(tmp_path / "r1").append(made)
+    frame = store.read(tmp_path)
+    assert frame.case_axes.tolist() == frame["axes"].tolist() == [m.axes for m in made]
+    assert "M" not in frame.columns
+    wide = store.read(tmp_path, expand=True)
+    assert wide.M.tolist()[:2] == [512, 1024]
+    assert wide.M.isna().tolist() == [False, False, True]
+    assert wide["role"].tolist()[0] == "output"
+    assert wide["axes.seed"].tolist()[0] == 7
+    assert wide["seed"].tolist() == [0, 0, 0]
+    assert wide.drop(columns=["M", "role", "axes.seed"]).equals(frame)
+
+
+def test_a_run_that_was_copied_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below one folder, by a relative and an absolute path, and both with all attempts."""
+    folder = closed_run(tmp_path / "results" / "r1")
+    shutil.copytree(folder, tmp_path / "results" / "from-node7" / "r1")
+    monkeypatch.chdir(tmp_path)
+    ways: list[list[str | Path]] = [["results"], ["results/r1", folder], ["results", folder / ".." / "r1"]]
+    for paths in ways:
+        for every in (False, True):
+            frame = store.read(paths, all_attempts=every)
+            assert sorted(frame["case_id"]) == ["c1", "c2"]
+            assert len(frame.attrs["files"]) == 1
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, PermissionError])
+@pytest.mark.parametrize("at", range(3))
+def test_a_compaction_that_is_cut_short_counts_no_row_twice(
+    at: int, fault: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C or a disk that refuses, after the rename or before the first or second removal; closing compacts again."""
+    run, events = writer(tmp_path / "r1"), itertools.count()
+    for i in range(3):
+        run.append(rows(f"c{i}"))
+    rename, unlink = Path.replace, Path.unlink
+
+    def happens() -> None:
+        if next(events) == at:
+            raise fault
+
+    def replace(self: Path, target: Path) -> Path:
+        done = rename(self, target)
+        if target.name.startswith("rows-"):
+            happens()
+        return done
+
+    def remove(self: Path, missing_ok: bool = False) -> None:
+        if self.match("part-*.parquet"):
+            happens()
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    monkeypatch.setattr(Path, "unlink", remove)
+    with suppress(fault):
+        run._compact()
+    run.append(rows("c3"))
+    run.close("interrupted")
+    assert next(events) > at
+    if fault is KeyboardInterrupt:
+        assert len(list(tmp_path.glob("r1/part-*"))) == (0 if at == 0 else 1)  # the one that came after
+    for every in (False, True):
+        assert sorted(store.read(tmp_path, all_attempts=every)["case_id"]) == ["c0", "c1", "c2", "c3"]
+
+
 def test_a_long_run_is_gathered_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "GATHERED", 4)
     run = writer(tmp_path / "r1")
@@ -183,10 +317,83 @@ def test_a_long_run_is_gathered_on_the_way(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(store.read(tmp_path)["value"]) == [1.0 + i for i in range(10)]
 
 
+def test_rows_of_another_device_say_so(tmp_path: Path) -> None:
+    run = writer(tmp_path / "r1")
+    run.append(rows("c1"))
+    run.append(rows("c2"), ("e2", {"gpu": "other"}))
+    frame = store.read(tmp_path).set_index("case_id")
+    assert frame["env_id"].to_dict() == {"c1": "e1", "c2": "e2"}
+    assert frame.loc["c2", "env"] == '{"gpu":"other"}'
+
+
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match=r"cannot write to .*results_dir="):
         writer(tmp_path / "file" / "r1")
+
+
+def test_a_run_is_found_by_its_id_or_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "w" / "r1"
+    writer(folder)
+    assert store.find_run("r1", tmp_path) == folder
+    assert store.find_run(str(folder), tmp_path) == folder
+    with pytest.raises(UsageError, match=r"no run 'r2'.*newest: r1"):
+        store.find_run("r2", tmp_path)
+
+
+def test_run_ids_sort_by_time_and_name_sweep_model_device_and_commit() -> None:
+    facts = {"git_commit": "abcdef0123456789", "device": "cuda", "gpu": "NVIDIA H200"}
+    assert store.new_run_id(facts, "train", "my model").split("-")[1:5] == [
+        "train",
+        "my_model",
+        "h200",
+        "abcdef0",
+    ]
+    assert store.new_run_id({"device": "cpu"}, "cast", None).split("-")[1:4] == ["cast", "cpu", "nogit"]
+    assert len({store.new_run_id({}) for _ in range(50)}) == 50
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        ("/home/zz_secretuser/Qwen3-8B/config.json", ["qwen3_8b"]),
+        ("/home/zz_secretuser/config.json", []),
+        ("/mnt/homes/zz_secretuser/mine", ["mine"]),
+        ('{"_target_": "zz_secretuser.build"}', []),
+        ("meta-llama/Llama-3", ["llama_3"]),
+    ],
+)
+def test_a_run_id_names_no_place_of_a_user(
+    model: str, word: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/zz_secretuser")
+    made = store.new_run_id({"device": "cpu"}, "train", model)
+    assert "secret" not in made
+    assert made.split("-")[1:-2] == ["train", *word, "cpu"]
+
+
+def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts vanish between listing and reading, since compaction has just replaced them."""
+    run = writer(tmp_path / "r1")
+    run.append(rows("c1"))
+    run.append(rows("c2"))
+    real, closed = reading.read_part, []
+
+    def read_part(path: Path, *args: Any) -> Any:
+        if not closed:
+            closed.append(True)
+            run.close("finished")
+        return real(path, *args)
+
+    monkeypatch.setattr(reading, "read_part", read_part)
+    assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
+
+
+def test_a_frame_can_be_written_back(tmp_path: Path) -> None:
+    writer(tmp_path / "r1").append(rows("c1"))
+    frame = store.read(tmp_path)
+    frame.to_parquet(tmp_path / "copy.parquet")
+    assert len(store.read(tmp_path / "copy.parquet")) == 1
 
 
 ROOT = Path(__file__).parents[3]
@@ -282,6 +489,47 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_read(spoil: Any,
     copied.unlink()
     with pytest.warns(RuntimeWarning, match=part.name):
         assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ahead_s"),
+    [
+        ("", "", 0),
+        ("", "", 3600),
+        ("shard-0-of-2", "shard-0-of-3", 3600),
+        ("shard-0-of-2", "shard-1-of-2", 3600),
+        ("shard-0-of-2", "", 3600),
+    ],
+)
+@pytest.mark.parametrize("ticks", [True, False])
+def test_the_later_attempt_wins_whatever_the_clocks_say(
+    first: str, second: str, ahead_s: int, ticks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts of one case and run: by a clock that was set back, that stands still, or lies ahead on another machine."""
+    real, start = time.time_ns, time.time_ns()
+    now = real if ticks else lambda: start
+    monkeypatch.setattr(time, "time_ns", lambda: now() + ahead_s * 10**9)
+    writer(tmp_path / "r1" / first, run_id="r1").append(rows("c1", 1.0))
+    monkeypatch.setattr(time, "time_ns", now)
+    for value in (2.0, 3.0):
+        writer(tmp_path / "r1" / second, run_id="r1").append(rows("c1", value))
+    assert store.read(tmp_path)["value"].tolist() == [3.0]
+    assert len(store.read(tmp_path, all_attempts=True)) == 3
+
+
+def test_two_writers_that_begin_at_once_have_attempts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one tick of the clock: what each adds to it is drawn. Neither touches the other's parts."""
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
+    one, two = (writer(tmp_path / "r1") for _ in range(2))
+    for run, name in ((one, "one"), (two, "two")):
+        run.append(rows("c1"))
+        run.append(rows(name))
+    one.close("finished")
+    two.append(rows("late"))
+    assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "late", "one", "two"]
 
 
 def test_a_run_under_way_and_a_closed_one_read_as_plain_parquet(tmp_path: Path) -> None:

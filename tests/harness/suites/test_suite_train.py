@@ -23,15 +23,43 @@ from harness.advise.rates import rates_of
 from harness.machine.hardware import named
 from harness.machine.kernels_by_name import CLASSES
 from harness.peers import PEERS
-from harness.store.errors import MemoryShortageError
+from harness.store.compare import paired_ratios
+from harness.store.errors import MemoryShortageError, UsageError
 from harness.suites import train
 from harness.training import meta_estimate, steps, timed
+from harness.training.models import MODELS
 from harness.training.setup import Trainee
 
 USERS = '{"_target_": "model_for_training.build", "batch": "model_for_training.batch", "width": 32}'
 
 
 # What is measured
+
+
+def test_an_arm_ends_as_rows_with_what_it_took(tmp_path: Path) -> None:
+    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"])
+    assert set(frame["status"]) == {"ok", "skipped"}
+    got = row(frame, "tensorwise_eager")
+    assert got["value"] > 0
+    facts = got["resolved"]
+    assert facts["tokens_per_step"] == 32
+    assert facts["fp8_gemms"] == facts["fp8_gemms_expected"] == 27
+    assert facts["verify"].startswith("FP8 verified: 9 of 9 Linear layers")
+    assert facts["layers"] == "all 2"
+    assert len(facts["data_sha256"]) == 64
+    assert abs(facts["first_loss"] - facts["first_loss_control"]) < 0.01
+    assert json.loads(got["timing"])["method"] == "perf_counter_adjoining"
+    flops = json.loads(got["flops"])
+    of_bf16 = json.loads(row(frame, "bf16_eager")["flops"])
+    assert sum(flops.values()) == sum(of_bf16.values()), "the same products, in another dtype"
+    assert set(of_bf16) == {"fp32"}
+    assert row(frame, "bf16_eager")["resolved"]["fp8_gemms"] == 0
+    predicted = row(frame, "tensorwise_eager", "predicted_memory_bytes")
+    assert predicted["value"] == sum(facts["memory"].values()) > 4 * 4 * facts["parameters"]
+    for metric in ("peak_memory_bytes", "reserved_memory_bytes", "joules_per_token"):
+        assert "cpu" in row(frame, "bf16_eager", metric)["reason"]
+    (ratio,) = paired_ratios(frame).to_dict("records")
+    assert (ratio["arm"], ratio["baseline"]) == ("tensorwise_eager", "bf16_eager")
 
 
 AXES: list[dict[str, Any]] = [
@@ -86,6 +114,26 @@ def test_fused_arms_take_the_control_s_step_with_fused_modules(tmp_path: Path) -
     why = train.unsupported(case(model="nano"), "bf16_fused_eager", "cpu")
     assert why is not None
     assert "no RMSNorm and no SwiGLU" in why.reason
+
+
+def test_experts_in_fp8() -> None:
+    """Oracle: `verify` within the check, and the FLOPs of the same case with experts in high precision."""
+    mixture = case(model="llama_moe_tiny")
+    assert "experts" not in dict(mixture.axes)  # left open it changes no case
+    converted = case(model="llama_moe_tiny", experts="fp8")
+    for arm, more in (("rowwise_eager", True), ("bf16_eager", False)):
+        left, work = train.build(mixture, arm, "cpu"), train.build(converted, arm, "cpu")
+        numerics = work.check()
+        assert numerics.ok, numerics.reason
+        assert (work.flops.get("e4m3", 0) > left.flops.get("e4m3", 0)) == more
+        assert sum(work.flops.values()) == sum(left.flops.values())
+
+
+def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
+    whole = train._timed(case(batch=4), "bf16_eager", 4, "cpu").stepper.batches[1]
+    parts = train._timed(case(accumulation=2), "bf16_eager", 2, "cpu").stepper.batches[1]
+    for i in range(2):
+        assert torch.equal(whole[0][i], torch.cat([part[i] for part in parts]))
 
 
 # Profile
@@ -207,6 +255,33 @@ def test_the_control_is_run_in_parts_where_it_does_not_fit_whole(monkeypatch: py
     assert parts.loss == pytest.approx(whole.loss, rel=1e-6)
     assert parts.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
     timed.control_of.cache_clear()
+
+
+def test_what_is_predicted_not_to_fit_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = meta_estimate.total(meta_estimate.memory(train._setup(case(), "bf16_eager", 2), "cpu"))
+    monkeypatch.setattr(train, "free_bytes", lambda device: needed - 1)
+    monkeypatch.setattr(timed, "prepare", lambda *_: pytest.fail("was made"))
+    why = train.unsupported(case(), "bf16_eager", "cpu")
+    assert why is not None
+    assert why.kind == "device"
+    assert why.reason.startswith(
+        "out of memory, predicted: a training step needs 0.00 GiB and 0.00 GiB are free"
+    )
+    assert "GiB by part: " in why.reason
+
+
+@pytest.mark.parametrize("arms", [["bf16_eager"], ["bf16_eager", "tensorwise_eager", "rowwise_eager"]])
+def test_weights_that_do_not_fit_are_refused_without_a_pass_on_paper(
+    arms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass on paper over 80 blocks takes a minute. Oracle: 16 bytes a parameter of AdamW in float32, 256 bytes for words."""
+    monkeypatch.setattr(meta_estimate, "predict", lambda *_, **__: pytest.fail("ran the model on paper"))
+    gib = 16 * (MODELS["llama3_70b"].parameters - 2 * (128256 - 256) * 8192) / 2**30
+    with pytest.raises(
+        UsageError,
+        match=rf"none of the arms .* out of memory, predicted: .* at least {gib:.2f} GiB .*by part: optimizer",
+    ):
+        execute(tmp_path, arms, model="llama3_70b", seq=4096)
 
 
 @pytest.mark.parametrize(("fits", "expected"), [(1, 1), (4, 4), (7, 4), (64, 32)])

@@ -201,6 +201,23 @@ def test_a_wrong_arm_is_a_failed_row_and_the_others_go_on(
     assert row(frame, "bf16_eager")["status"] == "ok", row(frame, "bf16_eager")["reason"]
 
 
+def test_bounds_of_the_first_step() -> None:
+    base = steps.FirstStep(5.0, 2.0)
+    for mine, fine in (
+        ((5.019, 2.0), True),
+        ((5.021, 2.0), False),
+        ((4.979, 2.0), False),
+        ((5.0, 2.19), True),
+        ((5.0, 2.21), False),
+        ((5.0, 1.83), True),
+        ((5.0, 1.81), False),
+        ((float("nan"), 2.0), False),
+        ((5.0, float("nan")), False),
+        ((float("inf"), 2.0), False),
+    ):
+        assert (steps.first_step_fault(steps.FirstStep(*mine), base) == "") is fine, mine
+
+
 def test_the_loss_bound_follows_the_logits() -> None:
     """Oracle: by hand, 4 % of a spread of 1.4 is 0.056; the spread itself by numpy's rule on a known product."""
     base = steps.FirstStep(6.5, 2.0, logit_spread=1.4)

@@ -40,6 +40,23 @@ def test_cast(shape: tuple[int, int], dtype: str, granularity: str, source: str)
     assert cast.work(which) == shape[0] * shape[1] * {"bf16": 2, "fp32": 4}[source]
 
 
+def test_bytes_of_a_cast_by_hand() -> None:
+    """A second read where scales need a first pass, of what the cache can't have kept; codes of each layout."""
+    n = 64 * 1024
+    which = {g: case("cast", CAST, M=64, K=1024, granularity=g) for g in ("tensorwise", "rowwise")}
+    for granularity, arm, cache, expected in (
+        ("tensorwise", "eager", 0, 2 + 2 + 1),
+        ("tensorwise", "fused", 0, 2 + 2 + 1),
+        ("tensorwise", "fused", n, 2 + 1 + 1),  # half of it is still there
+        ("tensorwise", "fused", 10**9, 2 + 1),
+        ("rowwise", "fused", 0, 2 + 1),
+        ("rowwise", "eager", 0, 2 + 1),
+        ("tensorwise", "fused_both", 0, 2 + 2 + 2),
+        ("rowwise", "fused_both", 0, 2 + 2 + 2),
+    ):
+        assert cast.bytes_moved(which[granularity], arm, cache) == expected * n
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("arm", [arm for arm in gemm.ARMS if "_triton" in arm])
 def test_own_gemms(arm: str, role: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fp8core.formats import E4M3FN, E5M2
 from fp8core.recipe import MX_MODES, RECIPES, Cast
+from fp8core.tensor import quantize
 from harness.suites import common, oracle
 
 
@@ -31,10 +32,51 @@ def test_the_reference_cast_against_ml_dtypes(dtype: str, other: Any) -> None:
     assert codes.float().isnan().numpy()[nan].all()
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("granularity", ["1x128", "128x128", "1x32"])
+def test_the_amax_of_blocks_against_a_loop(granularity: str, dim: int) -> None:
+    """Element by element with numpy, on a matrix that the blocks do not divide."""
+    x = torch.randn(150, 270) * 2.0 ** torch.randint(-20, 20, (150, 270))
+    across, along = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}[granularity]
+    height, width = (across, along) if dim == 1 else (along, across)
+    magnitude = x.abs().numpy()
+    expected = np.empty_like(magnitude)
+    for i in range(0, 150, height):
+        for j in range(0, 270, width):
+            block = magnitude[i : i + height, j : j + width]
+            expected[i : i + height, j : j + width] = block.max()
+    assert np.array_equal(oracle.group_amax(x, granularity, dim).numpy(), expected)
+    assert np.array_equal(oracle.group_amax(x, granularity, dim - 2).numpy(), expected)
+
+
 CASTS = {
     cast for recipe in RECIPES.values() for cast in (recipe.output.a, recipe.output.b) if cast is not None
 }
 MX = {Cast(fmt, "1x32", mx_mode=mode) for fmt in (E4M3FN, E5M2) for mode in MX_MODES}
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("cast", sorted(CASTS | MX, key=repr), ids=repr)
+def test_lines_of_an_operand_are_cast_as_part_of_the_whole(cast: Cast, dim: int) -> None:
+    """The library's cast of the whole operand, of which the lines are taken: two that share no code."""
+    x = torch.randn(192, 160) * 2.0 ** torch.randint(-20, 20, (192, 1) if dim else (1, 160))
+    x[0], x[5, :32], x[129, 0] = 0.0, 448.0, 2.0**-140
+    lines = torch.tensor([0, 5, 129, 150])
+    codes, scale_inv = oracle.reference_operand(x, cast, dim, lines)
+    chosen: dict[str, Any] = {"dim": dim, "power_of_two": cast.power_of_two}
+    whole = quantize(x, cast.format, cast.granularity, mx_mode=cast.mx_mode, **chosen)
+    expected = whole.dequantize(torch.float64).index_select(1 - dim, lines)
+    assert torch.equal(oracle.values(codes, scale_inv), expected)
+
+
+def test_rows_are_sampled_with_both_ends_and_the_same_for_one_seed() -> None:
+    def rows(count: int, seed: int) -> list[int]:
+        return oracle.sample_rows(count, seed, 64, "cpu").tolist()
+
+    assert rows(5, 0) == [0, 1, 2, 3, 4]
+    assert len(set(rows(1000, 3))) == len(rows(1000, 3)) <= 64
+    assert {0, 999} <= set(rows(1000, 3))
+    assert rows(1000, 3) == rows(1000, 3) != rows(1000, 4)
 
 
 def test_the_distributions_are_what_they_say() -> None:
@@ -51,3 +93,32 @@ def test_the_distributions_are_what_they_say() -> None:
     assert torch.equal(outliers[outliers != normal], normal[outliers != normal] * 100)
     with pytest.raises(ValueError, match="randn, uniform"):
         drawn("cauchy")
+
+
+def test_rotating_operands_differ_in_contents_and_in_nothing_else() -> None:
+    """Oracle: the sorted bytes of the operands; every set is another order of the same elements at another address."""
+    codes = torch.randn(64, 48).to(torch.float8_e4m3fn).t()
+    grad = torch.randn(512, requires_grad=True)
+    for apart in (0, 16):
+        seen: list[tuple[Tensor, Tensor]] = []
+        rotation = common.Rotation(lambda *x, seen=seen: seen.append(x), (codes, grad), lambda *_: "", apart)
+        for _ in range(2):
+            rotation.begin(16)
+            for _ in range(16):
+                rotation()
+                x, y = seen[-1]
+                assert (x.stride(), x.dtype, y.is_leaf, y.requires_grad) == (
+                    codes.stride(),
+                    codes.dtype,
+                    True,
+                    True,
+                )
+                seen[-1] = x.view(torch.uint8).t().flatten().clone(), y.detach().clone()
+                assert torch.equal(seen[-1][0].sort().values, codes.view(torch.uint8).flatten().sort().values)
+                assert torch.equal(y.detach().sort().values, grad.detach().sort().values)
+        for part in (0, 1):
+            assert len({bytes(one[part].view(torch.uint8).numpy()) for one in seen}) >= (
+                16 if part else 30
+            ), apart
+    large = torch.empty(2**27, dtype=torch.uint8, device="meta")
+    assert len(common.Rotation(lambda x: x, (large,), lambda *_: "", 16)) == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.config import load
+from harness.cli.config import load, question
 from harness.engine.plan import Plan, make_plan
 from harness.suites import SUITES
 
@@ -32,6 +32,11 @@ def _memory_of_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache  # a plan is never changed
 def plan(name: str, device: str, *overrides: str) -> Plan:
     return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_the_first_line_is_a_question(path: Path) -> None:
+    assert "?" in question(path)
 
 
 LONG = {"losses", "divergence"}  # whole models on paper, for each arm

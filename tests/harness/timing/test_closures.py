@@ -38,6 +38,17 @@ class Work:
         )
 
 
+def test_the_planted_ratio_with_its_interval() -> None:
+    work = Work()
+    found = work.measured({"slow": work.taking(2.0, noise=0.01), "fast": work.taking(1.0, noise=0.01)})
+    effect = found["fast"]
+    assert effect.speedup == pytest.approx(2.0, rel=0.01)
+    assert effect.direction == "faster"
+    assert effect.rounds == 10
+    assert -effect.log_high <= math.log(2) <= -effect.log_low
+    assert 1.0 <= found.floor < 1.02
+
+
 def test_a_wrong_result_has_no_ratio() -> None:
     work = Work()
     closures = {"right": work.taking(1.0), "wrong": work.taking(0.1, value=2.0), "too": work.taking(0.5)}
@@ -68,6 +79,19 @@ def test_results_in_one_buffer_are_not_compared_with_themselves() -> None:
 
     found = work.measured({"a": writes(1.0), "b": writes(2.0)}, check=lambda a, b: a == b)
     assert list(found.wrong) == ["b"]
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_function_that_raises_has_no_ratio_and_the_other_goes_on(name: str) -> None:
+    work = Work()
+
+    def broken() -> None:
+        raise RuntimeError("planted")
+
+    found = work.measured({"a": work.taking(1.0), "b": work.taking(1.0)} | {name: broken})
+    with pytest.raises(ValueError, match="planted"):
+        found["b"]
+    assert "planted" in str(found)
 
 
 @pytest.mark.parametrize(

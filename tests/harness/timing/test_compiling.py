@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from collections import Counter
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from harness.timing import compiling
 from harness.timing.compiling import CompileWatch, compile_unavailable, fresh_compile
@@ -31,6 +33,27 @@ def double(x: Tensor) -> Tensor:
     return x * 2 + 1
 
 
+@needs_compiler
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_each_shape_is_a_graph_and_one_function_of_too_many_is_an_error_and_never_eager() -> None:
+    """One compiled arm a shape, as in a sweep: more of them than torch's limit of recompilations, here 2 in place of 8."""
+    total, one = CompileWatch(), fresh_compile(double)
+    for n, shape in enumerate(SHAPES):
+        watch = CompileWatch()
+        x = torch.randn(shape)
+        compiled = fresh_compile(double)
+        assert torch.equal(compiled(x), double(x))
+        assert watch.fault() == ""
+        watch = CompileWatch()
+        assert torch.equal(compiled(x), double(x))
+        assert watch.steady_fault() == ""
+        if n < 2:
+            one(x)
+    assert total.summary()["compile_graphs"] == len(SHAPES) + 2
+    with pytest.raises(FailOnRecompileLimitHit, match="Hard failure"):
+        one(torch.randn(SHAPES[2]))
+
+
 def test_an_arm_that_ran_eager_is_seen() -> None:
     """The stance turns torch.compile off from outside, as TORCHDYNAMO_DISABLE=1 does."""
     compiled = fresh_compile(double)
@@ -48,6 +71,43 @@ def test_counters_that_were_cleared_hide_no_compilation(monkeypatch: pytest.Monk
     watch = CompileWatch()
     counters["stats"]["unique_graphs"] = 1
     assert watch.steady_fault()
+
+
+def test_a_graph_break_raises() -> None:
+    def broken(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        fresh_compile(broken)(torch.randn(3))
+
+
+@needs_compiler
+def test_compiling_one_arm_leaves_the_other_arms_compiled() -> None:
+    """Both compile the same function, interleaved as in a timed round; the second makes the first compile no more."""
+    first, second = fresh_compile(double), fresh_compile(double)
+    x = torch.randn(5, 5)
+    first(x)
+    second(x)
+    watch = CompileWatch()
+    for _ in range(3):
+        first(x)
+        second(x)
+    assert watch.steady_fault() == ""
+    first(torch.randn(5, 6))
+    assert "1 graph(s) compiled" in watch.steady_fault()
+
+
+@needs_compiler
+def test_the_disk_cache_is_told_from_a_compilation() -> None:
+    """A number that no earlier run can have compiled, whatever seed another test has set: first it must be compiled, then it
+    is found on disk."""
+    offset = random.SystemRandom().random()
+    for source in ("cold", "warm"):
+        compiling.reset()
+        watch = CompileWatch()
+        fresh_compile(lambda x: x.sin() + offset)(torch.ones(7))
+        assert watch.summary()["compile_cache"] == source
 
 
 def test_what_is_not_a_function_is_refused() -> None:

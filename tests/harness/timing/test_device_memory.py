@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.timing.device_memory import peak_memory
+from harness.timing.device_memory import free_bytes, peak_memory
 
 
 class FakeAllocator:
@@ -59,6 +59,12 @@ def test_the_peak_is_of_the_block_alone() -> None:
     assert peak.allocated == 6_000_000
     assert peak.reserved == 3 * cuda.BLOCK, "9 MB take five blocks; two were there"
     assert cuda.waits == 1
+
+
+def test_a_cpu_has_memory_and_a_gpu_that_is_not_there_no_limit() -> None:
+    assert 2**20 < free_bytes("cpu") < 2**50
+    if not torch.cuda.is_available():
+        assert free_bytes("cuda") > 2**60
 
 
 @pytest.mark.gpu

@@ -5,18 +5,43 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from loop_jobs import STEPS, curves, job
 from recipes import changed
 from tiny_lm import TinyLM, tiny_lm
-from torch import Tensor
+from torch import Tensor, nn
 
-from fp8core import BACKENDS, RECIPES
+from fp8core import BACKENDS, RECIPES, Float8Linear, convert_to_float8_training, quantize
 from fp8core.gemm import reference
+from fp8core.history import mark_ready
+from harness.store.errors import UsageError
 from harness.training import loop
-from harness.training.loop import perturb, reproducible, train
+from harness.training.diagnostics import diagnose
+from harness.training.loop import Regime, perturb, reproducible, train
+from harness.training.setup import Setup
+
+
+def test_two_runs_of_one_seed_are_equal_and_of_another_are_not() -> None:
+    one, two = train(job(), "cpu"), train(job(), "cpu")
+    assert curves(one) == curves(two)
+    assert one.facts["nondeterministic"] == []
+    assert len(one.curves.points["loss", ""]) == STEPS
+    assert [step for step, _ in one.curves.points["heldout_loss", ""]] == [0, 4, 8, 12]
+    other = train(job(setup={"seed": 1}), "cpu")
+    assert curves(one)["loss", ""][0] != curves(other)["loss", ""][0]  # other dropout masks
+
+
+def test_a_run_leaves_the_random_numbers_and_threads_of_its_caller_alone() -> None:
+    torch.manual_seed(5)
+    made = job()
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    train(made, "cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(
@@ -74,6 +99,108 @@ def test_a_proof_that_fails_or_finds_no_memory_is_told(monkeypatch: pytest.Monke
     assert result.facts["verify"] == "not verified: out of memory: of the proof"
     assert result.facts["verify_outcome"] == "unproven"
     assert len(result.curves.points["loss", ""]) == STEPS
+
+
+def test_what_was_read_is_known_by_its_bytes(tmp_path: Path) -> None:
+    """Oracle: arms of one seed read the same; one changed element of the last batch shows."""
+    base, fp8 = (train(job(recipe), "cpu").facts["batches"] for recipe in ("", "delayed"))
+    assert base == fp8
+    assert base.keys() == {"heldout", "0", str(STEPS // 2), str(STEPS - 1)}
+    other = job("")
+    whole = other.batches
+
+    def changed(step: int) -> list[tuple[Tensor, ...]]:
+        batches = [tuple(part.clone() for part in batch) for batch in whole(step)]
+        if step == STEPS - 1:
+            batches[1][0][0, 0] ^= 1
+        return batches
+
+    other.batches = changed
+    found = train(other, "cpu").facts["batches"]
+    assert {where for where in base if base[where] != found[where]} == {str(STEPS - 1)}
+
+
+def test_figures_of_a_layer_are_those_of_its_tensors() -> None:
+    """By hand from the tensors of one product: y = x @ w.T, loss = sum(y * c), so grad_output is c."""
+    torch.manual_seed(0)
+    layer = convert_to_float8_training(nn.Linear(32, 16, bias=False), config="tensorwise")
+    assert isinstance(layer, Float8Linear)
+    x, c = torch.randn(16, 32) * torch.logspace(-6, 2, 16)[:, None], torch.randn(16, 16) * 1e-3
+    x[0, 0] = 0.0
+    model = _Weighted(layer)
+    figures = diagnose(model, Setup("toy", 1, 1, compute="fp32", recipe=layer.recipe), (x, c), "cpu")
+    for role, tensor, fmt, largest in (
+        ("input", x, torch.float8_e4m3fn, 448.0),
+        ("weight", layer.weight.detach(), torch.float8_e4m3fn, 448.0),
+        ("grad_output", c, torch.float8_e5m2, 57344.0),
+    ):
+        part, codes = f"layer:{role}", quantize(tensor, fmt)
+        values = codes.qdata.double() * codes.scale_inv.double()
+        noise = (values - tensor.double()).norm()
+        smallest_normal = 2.0**-6 if fmt == torch.float8_e4m3fn else 2.0**-14
+        magnitude = codes.qdata.double().abs()
+        assert figures["amax", part] == float(tensor.abs().max())
+        assert figures["scale_log2", part] == pytest.approx(
+            math.log2(largest / figures["amax", part]), abs=1e-6
+        )
+        assert figures["sqnr_db", part] == pytest.approx(
+            20 * math.log10(tensor.double().norm() / noise), abs=1e-4
+        )
+        nonzero = tensor != 0
+        assert figures["underflow_frac", part] == int(((values == 0) & nonzero).sum()) / int(nonzero.sum())
+        assert figures["subnormal_frac", part] == pytest.approx(
+            float(((magnitude > 0) & (magnitude < smallest_normal)).double().mean())
+        )
+        assert figures["saturated_frac", part] == 0.0
+    assert figures["underflow_frac", "layer:input"] > 0.1
+    assert figures["subnormal_frac", "layer:input"] > 0.05
+
+
+class _Weighted(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        return (self.layer(x) * c).sum()
+
+
+def test_saturation_shows_where_a_delayed_scale_is_too_large() -> None:
+    layer = convert_to_float8_training(nn.Linear(32, 16, bias=False), config="delayed")
+    assert isinstance(layer, Float8Linear)
+    assert layer.amaxes is not None
+    layer.amaxes.in_use.copy_(torch.tensor([0.5, 1.0, 1.0]))
+    mark_ready(layer.amaxes)
+    x = torch.linspace(-1, 1, 16 * 32).reshape(16, 32)
+    setup = Setup("toy", 1, 1, compute="fp32", recipe=layer.recipe)
+    figures = diagnose(_Weighted(layer), setup, (x, torch.ones(16, 16)), "cpu")
+    assert figures["saturated_frac", "layer:input"] == float((x.abs() * 448 / 0.5 > 464).double().mean())
+    assert torch.equal(layer.amaxes.pending, torch.zeros(3))
+
+
+def test_the_learning_rate_is_nanogpts() -> None:
+    """get_lr of nanoGPT's train.py: linear to lr, then min_lr + (1 + cos) / 2 (lr - min_lr)."""
+    regime = Regime(steps=2000, lr=1e-3, min_lr=1e-4, warmup=100)
+    for step in (0, 50, 99):
+        assert regime.lr_at(step) == pytest.approx(1e-3 * (step + 1) / 101, rel=1e-12)
+    for step in (100, 1050, 1999):
+        coefficient = 0.5 * (1.0 + math.cos(math.pi * (step - 100) / 1900))
+        assert regime.lr_at(step) == pytest.approx(1e-4 + coefficient * 9e-4, rel=1e-12)
+    assert regime.lr_at(100) == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0.0}, "lr=0.0: expected a number above 0"),
+        ({"lr": math.nan}, "lr=nan"),
+        ({"min_lr": 1.0}, "min_lr=1.0: expected a number from 0 to lr=0.01"),
+        ({"warmup": STEPS}, "warmup=12: expected an integer from 0 to steps - 1 = 11"),
+    ],
+)
+def test_a_regime_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        job(regime=changes)
 
 
 def test_the_noise_on_the_weights_has_the_size_it_is_said_to_have() -> None:
@@ -155,3 +282,21 @@ def test_a_curve_ends_where_it_is_no_number(what: str, at: int) -> None:
     assert result.stopped.endswith(f"at step {at}")
     assert len(result.curves.points.get(("grad_norm", ""), [])) == at
     assert len(result.curves.points.get(("loss", ""), [])) == at + (what == "grad_norm")
+
+
+@pytest.mark.parametrize("recipe", ["", "tensorwise"])
+def test_the_norm_of_the_fp8_layers_is_that_of_their_weights_before_clipping(recipe: str) -> None:
+    """Oracle: the gradients of the first step, taken by hand from a model with the same weights; clipping leaves none of them."""
+    made = job(recipe, setup={"grad_clip": 1e-3, "accumulation": 1}, heldout=[], model=tiny_lm())
+    by_hand = tiny_lm()
+    if recipe:
+        by_hand = convert_to_float8_training(by_hand, config=RECIPES[recipe])
+    layers = [m for m in by_hand.modules() if isinstance(m, Float8Linear)]
+    by_hand(*made.batches(0)[0]).backward()
+    points = train(made, "cpu").curves.points
+    assert (("fp8_grad_norm", "") in points) == bool(layers) == bool(recipe)
+    if recipe:
+        norm = math.sqrt(sum(float(m.weight.grad.double().square().sum()) for m in layers))
+        assert points["fp8_grad_norm", ""][0] == (0, pytest.approx(norm, rel=1e-5))
+        assert points["fp8_grad_norm", ""][0][1] < points["grad_norm", ""][0][1]
+        assert len(points["fp8_grad_norm", ""]) == STEPS

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from harness.store.errors import UsageError
-from harness.training.ab.result import Plan
+from harness.training.ab.result import ARMS, Plan
+
+
+@pytest.mark.parametrize(
+    ("plan", "before", "per_round", "rounds"),
+    [
+        (Plan(), "bwbwbnfwfwfcfc", 15, 12),
+        (Plan(steps=300, block=5, lead=2), "bwbwbnfwfwfcfc", 21, 13),
+    ],
+)
+def test_a_plan_by_hand(plan: Plan, before: str, per_round: int, rounds: int) -> None:
+    """Both precisions are warm and proved before the first block; each switch is followed by untimed steps."""
+    turns = list(plan.turns())
+    start = [turn for turn in turns if turn.round < 0]
+    assert "".join(turn.arm[0] + turn.purpose[0] for turn in start) == before
+    assert (plan.per_round, plan.rounds) == (per_round, rounds)
+    steps = plan.lead + plan.block
+    blocks = [turns[i : i + steps] for i in range(len(start), len(turns), steps)]
+    for block in blocks:
+        assert [turn.purpose for turn in block] == ["lead"] * plan.lead + ["timed"] * plan.block
+        assert len({(turn.arm, turn.round) for turn in block}) == 1
+    assert Counter((block[0].arm, block[0].round) for block in blocks) == Counter(
+        (arm, index) for arm in ARMS for index in range(rounds)
+    )
+
+
+def test_every_rank_draws_the_same_and_each_arm_leads_as_often() -> None:
+    assert list(Plan(seed=3).turns()) == list(Plan(seed=3).turns())
+    assert list(Plan(seed=3).turns()) != list(Plan(seed=4).turns())
+    firsts = Counter(Plan(steps=10**6, seed=1).order(i)[0] for i in range(3000))
+    assert all(abs(firsts[arm] - 1000) < 120 for arm in ARMS)  # over 4 standard deviations of a fair draw
 
 
 @pytest.mark.parametrize(

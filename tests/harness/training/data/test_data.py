@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
+import sysconfig
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,27 @@ import numpy as np
 import pytest
 import torch
 
+from harness.__main__ import main
 from harness.store.errors import UsageError
 from harness.training import data
-from harness.training.data import corpus, shakespeare, stdlib, stdlib_files
+from harness.training.data import corpus, extent, shakespeare, stdlib, stdlib_files
 from harness.training.data.corpus import Corpus, split
+
+
+def test_standard_library() -> None:
+    """Oracle: the files themselves, read one by one; sha256 of their bytes; a second reading is the same."""
+    found = stdlib()
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = stdlib_files(root)
+    assert names == sorted(names)
+    assert {"abc.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
+    whole = b"".join((root / name).read_bytes() for name in names)
+    assert found.sha256 == hashlib.sha256(whole).hexdigest()
+    assert bytes(found.train) + bytes(found.heldout) == whole
+    assert found.vocab_size == 256
+    assert len(found.train) == int(0.9 * len(whole)) > 1_000_000
+    assert not any({"test", "tests", "site-packages"} & set(name.split("/")) for name in names)
+    assert all(name.split("/")[0].removesuffix(".py") in sys.stdlib_module_names for name in names)
 
 
 def test_only_the_distributions_own_files(tmp_path: Path) -> None:
@@ -35,6 +54,16 @@ def test_only_the_distributions_own_files(tmp_path: Path) -> None:
     assert bytes(stdlib(tmp_path).train) == b"json/decoder.pyos.py"[:18]
     with pytest.raises(UsageError, match=r"no Python sources in .*; take data=bytes"):
         stdlib(tmp_path / "site-packages" / "none")
+
+
+def test_any_file_as_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(200)))
+    found = corpus("bytes", path)
+    assert found.train.tolist() == list(range(180))
+    assert found.heldout.tolist() == list(range(180, 200))
+    assert extent("bytes", path) == found.extent
+    assert (found.extent.train, found.extent.heldout, found.extent.vocab_size) == (180, 20, 256)
 
 
 def test_shakespeare_that_is_another_text(tmp_path: Path) -> None:
@@ -64,6 +93,29 @@ class TestDownload:
 
         monkeypatch.setattr("urllib.request.urlopen", urlopen)
         return asked
+
+    def test_a_plan_downloads_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Oracle: the addresses that are asked; nanoGPT's published counts of its text."""
+        asked = self.answer(monkeypatch, urllib.error.URLError("no network"))
+        monkeypatch.chdir(tmp_path)
+        assert main(["sweep=nanogpt_char", "device=cpu", "dry_run=true"]) == 0
+        assert main(["sweep=divergence", "axes.data=shakespeare", "device=cpu", "dry_run=true"]) == 0
+        assert asked == []
+        assert not (tmp_path / "cache").exists()
+        assert (extent("shakespeare").train, extent("shakespeare").heldout) == (1_003_854, 111_540)
+        capsys.readouterr()
+
+    def test_a_run_without_its_text_ends_before_it_starts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        asked = self.answer(monkeypatch, urllib.error.URLError("no network"))
+        monkeypatch.chdir(tmp_path)
+        assert main(["sweep=nanogpt_char", "device=cpu", "isolate=false"]) == 2
+        assert asked == [shakespeare.ADDRESS]
+        assert "cannot be downloaded" in capsys.readouterr().err
+        assert not list(tmp_path.glob("results/**/*.parquet"))
 
     @pytest.mark.parametrize("writable", [True, False])
     def test_a_text_is_asked_for_once_where_it_can_be_kept(
@@ -106,6 +158,17 @@ def write(path: Path, ids: list[int]) -> Path:
     return path
 
 
+def test_bin_file(tmp_path: Path) -> None:
+    """Oracle: the ids that were written; memory-mapped; sha256 of the file."""
+    path = write(tmp_path / "tokens.bin", [*range(100), *range(50200, 50257)])
+    found = corpus("bin", path, vocab_size=50257)
+    assert isinstance(found.train.base, np.memmap)
+    assert [*found.train, *found.heldout] == [*range(100), *range(50200, 50257)]
+    assert len(found.train) == 141
+    assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found.batch(0, 0, 2, 8)[0].max() < 50257
+
+
 def test_bin_folder(tmp_path: Path) -> None:
     """Oracle: nanoGPT's layout: train.bin and val.bin as they are."""
     write(tmp_path / "train.bin", [1, 2, 3])
@@ -124,6 +187,17 @@ def test_bin_checks_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(UsageError, match=f"holds token id 7 at position {place}; the vocabulary has 7"):
             corpus("bin", path, vocab_size=7)
         assert corpus("bin", path, vocab_size=8).vocab_size == 8
+
+
+def test_random_tokens_are_of_the_whole_vocabulary() -> None:
+    """By hand: of a million draws below 128,256 each part of the vocabulary has its share; the same at every reading."""
+    found = corpus("random", vocab_size=128_256)
+    assert found.vocab_size == 128_256
+    assert found.train.dtype == np.dtype(np.uint32)
+    assert np.histogram(found.train, 4, (0, 128_256))[0] == pytest.approx(len(found.train) / 4, rel=0.01)
+    (tokens, targets), again = found.batch(3, 0, 2, 16), extent("random", vocab_size=128_256)
+    assert tokens[:, 1:].equal(targets[:, :-1])
+    assert again.sha256 == found.sha256 != corpus("random", vocab_size=7).sha256
 
 
 @pytest.mark.parametrize(
@@ -168,6 +242,38 @@ def test_windows_and_targets() -> None:
     assert y.max() < 900  # the last tenth is held out
     assert x.is_contiguous()
     assert y.is_contiguous()
+
+
+def test_batches_depend_on_step_and_seed_only() -> None:
+    """Oracle: the contract: no state between calls, and a batch per step and per seed."""
+    corpus = counting()
+    first = corpus.batch(5, 0, 8, 16)[0]
+    corpus.batch(6, 0, 8, 16)
+    torch.manual_seed(9)
+    np.random.seed(9)  # noqa: NPY002  # the global state must not matter
+    assert torch.equal(corpus.batch(5, 0, 8, 16)[0], first)
+    others = [corpus.batch(step, seed, 8, 16)[0] for step, seed in ((6, 0), (5, 1), (0, 5))]
+    assert not any(torch.equal(other, first) for other in others)
+
+
+def test_known_places() -> None:
+    """Oracle: numpy's Philox with the key (seed, step), drawn here anew; a stored number guards against a change of
+    numpy's stream."""
+    places = np.random.Generator(np.random.Philox(key=[2, 11])).integers(0, 900 - 16, 4)
+    assert counting().batch(11, 2, 4, 16)[0][:, 0].tolist() == places.tolist() == [779, 266, 600, 359]
+
+
+def test_held_out_windows() -> None:
+    """Oracle: the contract: the same at every call, from the held-out part, spread over it to its last token."""
+    corpus = counting()
+    batches = corpus.heldout_batches(3, 2, 16)
+    assert len(batches) == 3
+    starts = [int(row[0]) for x, _ in batches for row in x]
+    assert starts[0] == 900
+    assert starts == sorted(set(starts))
+    assert batches[-1][1][-1, -1] == 999
+    again = corpus.heldout_batches(3, 2, 16)
+    assert all(torch.equal(one[0], two[0]) for one, two in zip(batches, again, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections import namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import language_models
@@ -18,7 +20,7 @@ from harness.training import meta_estimate
 from harness.training.models import UserModel, resolve
 from harness.training.models.calls import Form, adapt, loss_of
 from harness.training.models.random_tokens import token_input
-from harness.training.setup import Setup
+from harness.training.setup import Setup, prepare
 
 LOSS, LOGITS, WIDE = torch.tensor(2.5), torch.zeros(4, 8), torch.tensor(2.5, dtype=torch.float64)
 Named = namedtuple("Named", "logits loss")  # as untyped code has it
@@ -29,6 +31,27 @@ def spec(target: str, batch: str = "", **more: Any) -> UserModel:
     found = resolve(json.dumps(own | ({"batch": f"language_models.{batch}"} if batch else {})))
     assert isinstance(found, UserModel)
     return found
+
+
+@pytest.mark.parametrize(
+    ("output", "where"),
+    [
+        (LOSS, "the output"),
+        (WIDE, "the output, float64 turned to float32"),
+        ((LOGITS, LOSS), "element 1 of 2"),
+        ([LOSS, LOGITS, LOGITS], "element 0 of 3"),
+        (LOSS[None], "the output"),  # one number all the same
+        ((torch.tensor(3), LOSS), "element 1 of 2"),  # a count is no loss
+        ({"logits": LOGITS, "loss": LOSS}, "output.loss"),
+        (SimpleNamespace(loss=LOSS, aux=torch.tensor(1.0)), "output.loss"),
+        (Named(LOGITS, LOSS), "output.loss"),
+        (language_models.ModelOutput(LOSS, LOGITS), "output.loss"),
+    ],
+)
+def test_where_a_loss_may_be(output: object, where: str) -> None:
+    form = Form()
+    loss = loss_of(output, form, "their.model")
+    assert (loss.dtype, loss.shape, float(loss), form.loss) == (torch.float32, (), 2.5, where)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +112,36 @@ def test_a_model_that_is_built_once_and_returned_again_is_refused(monkeypatch: p
         UsageError, match=r"language_models.kept returned the same module twice; build a new one"
     ):
         model.build()
+
+
+@pytest.mark.parametrize(("target", "batch"), [("gpt", "in_order"), ("tiny", "by_name")])
+@pytest.mark.parametrize("compute", ["fp32", "bf16_autocast", "bf16"])
+def test_a_step_of_a_model_as_it_comes_is_the_step_by_hand(target: str, batch: str, compute: str) -> None:
+    """Oracle: the loss and gradients of the class itself, called as its users call it."""
+    model = spec(target, batch)
+    setup = Setup(model=model.name, batch=4, seq=16, compute=compute)
+    trainee = prepare(setup, "cpu")
+    plain = copy.deepcopy(getattr(language_models, target)().to(setup.weight_dtype))
+    plain.load_state_dict(trainee.model.state_dict())
+    given = getattr(language_models, batch)(3, 1, 4, "cpu")
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute == "bf16_autocast"):
+        loss = plain(**given).loss if target == "tiny" else plain(*given)[1]
+    loss.backward()
+    ours = trainee.gradients([model.batch(3, 1, 4, "cpu")])
+    assert ours.dtype == torch.float32
+    assert torch.equal(ours, loss.detach().float())
+    for (name, mine), theirs in zip(trainee.model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad), name
+    assert [n for n, _ in trainee.model.named_modules()] == [n for n, _ in plain.named_modules()]
+    narrow = ", bfloat16 turned to float32" if compute == "bf16" else ""
+    facts = meta_estimate.facts_of_calls(setup, "cpu")
+    assert facts["loss_from"] == ("output.loss" if target == "tiny" else "element 1 of 2") + narrow
+    assert facts["batch_handed_over"] == (
+        "by name: input_ids, labels, attention_mask" if target == "tiny" else "in order"
+    )
+    assert meta_estimate.tokens(setup) == 4 * 16
+    products = 2 * 4 * 16 * (2 * 32 * 64 + 32 * 64)  # multiply-adds of up, down and the head
+    assert sum(meta_estimate.flops(setup).values()) == 3 * products
 
 
 # No batch function

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fp8core import RECIPES, convert_to_float8_training
+from fp8core import RECIPES, convert_experts_to_float8, convert_to_float8_training
 from harness.training.models import CHECKPOINTING, MODELS, build
 from harness.training.models.flops import counted_flops, recomputed, register_flop_formulas, step_flops
 
@@ -76,3 +76,27 @@ def test_recipes_and_checkpointing(name: str, recipe: str | None, mode: str) -> 
     assert sum(both.values()) == counted(model)
     assert counted_flops(model, batch(model), high_precision="fp32") == both
     assert all(parameter.grad is not None for parameter in model.parameters())  # of `counted` alone
+
+
+def test_palm_and_causal() -> None:
+    """Oracle: 6 N + 12 L H Q T a token (PaLM, appendix B) with N = matmul weights; causal halves the second term."""
+    model = build("llama3_8b", device="meta")
+    n = 8_030_261_248 - 128256 * 4096 - (2 * 32 + 1) * 4096  # without embedding and gains
+    attention = 12 * 32 * 4096 * 8192
+    assert step_flops(model, 1, 8192) == {"bf16": 8192 * (6 * n + attention)}
+    assert step_flops(model, 1, 8192, formula="causal") == {"bf16": 8192 * (6 * n + attention / 2)}
+
+
+@pytest.mark.parametrize("mode", CHECKPOINTING)
+@pytest.mark.parametrize("recipe", ["rowwise", "tensorwise"])
+def test_experts_in_fp8_as_counted(recipe: str, mode: str) -> None:
+    """Oracle: the formula, on a batch whose tokens all fill whole groups of 16: every token to every expert. Rows of
+    padding after the last group, which no expert multiplies, don't count."""
+    config = dataclasses.replace(MODELS["llama_moe_tiny"].config, top_k=4)
+    spec = dataclasses.replace(MODELS["llama_moe_tiny"], config=config)
+    model = convert_experts_to_float8(spec.build(checkpointing=mode), config=recipe)
+    step, again = (f(model, BATCH, SEQ, high_precision="fp32") for f in (step_flops, recomputed))
+    got = counted_flops(model, batch(model), high_precision="fp32")
+    for dtype in {"e4m3", "e5m2"} & {*step}:
+        assert got[dtype] == step[dtype] + again.get(dtype, 0)
+    assert ("e5m2" in step) == (recipe == "tensorwise")

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fp8core import RECIPES, PrecisionSchedule
+from fp8core import RECIPES, CastInput, Float8Linear, PrecisionSchedule
+from harness.training import meta_estimate
+from harness.training.models import build
+from harness.training.models.fused import fuse
+from harness.training.models.llama import SwiGlu
 from harness.training.setup import Setup, prepare
 
 SMALL = Setup("llama_tiny", batch=2, seq=32, compute="fp32", layers=2, vocab_size=256)
@@ -28,6 +33,42 @@ def steps(setup: Setup, count: int = 3) -> tuple[list[float], dict[str, Tensor |
     return losses, {name: p.grad for name, p in trainee.model.named_parameters()}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "checkpointing"),
+    [("", "none"), ("tensorwise", "full"), ("rowwise", "none"), ("delayed", "selective")],
+)
+def test_it_trains_as_the_plain_model(recipe: str, checkpointing: str) -> None:
+    """Gradients to float32's rounding without FP8, else to a few codes that such a rounding tips over."""
+    setup = replace(SMALL, recipe=RECIPES[recipe] if recipe else None, checkpointing=checkpointing)
+    plain, fused = steps(setup), steps(replace(setup, fused_modules=True))
+    assert fused[0][0] == plain[0][0]
+    assert fused[0] == pytest.approx(plain[0], rel=1e-6)
+    assert fused[1].keys() == plain[1].keys()
+    for name, grad in plain[1].items():
+        mine = fused[1][name]
+        assert grad is not None
+        assert mine is not None
+        apart = (mine - grad).norm() / grad.norm()
+        assert apart <= (3e-3 if recipe else 1e-5), name
+
+
+def test_norms_and_activations_hand_casts_to_the_layers_that_read_them() -> None:
+    """What each Float8Linear of a block gets as input: of a fused model always casts, made once a tensor."""
+    model = prepare(replace(SMALL, recipe=RECIPES["tensorwise"], fused_modules=True), "cpu").model
+    got: dict[str, object] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, Float8Linear):
+            layer.register_forward_pre_hook(lambda _, args, name=name: got.__setitem__(name, args[0]))
+    model(torch.zeros(1, 32, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
+    first = {name.removeprefix("layers.0."): x for name, x in got.items() if name.startswith("layers.0.")}
+    assert isinstance(first["ffn.down"], CastInput)
+    assert isinstance(first["attention.q"], CastInput)
+    assert isinstance(first["ffn.gate"], CastInput)
+    assert first["attention.q"] is first["attention.k"] is first["attention.v"]
+    assert first["ffn.gate"] is first["ffn.up"]
+    assert not isinstance(first["attention.o"], CastInput)  # attention's result has no producer of ours
+
+
 def test_layers_that_a_schedule_holds_back_read_plain_tensors() -> None:
     """Bit for bit the fused model without FP8."""
     trainee = prepare(replace(SMALL, recipe=RECIPES["delayed"], fused_modules=True), "cpu")
@@ -38,3 +79,20 @@ def test_layers_that_a_schedule_holds_back_read_plain_tensors() -> None:
     assert torch.equal(
         trainee.model(tokens[:, :-1], tokens[:, 1:]), plain.model(tokens[:, :-1], tokens[:, 1:])
     )
+
+
+def test_experts_keep_their_activation() -> None:
+    model = fuse(build("llama_moe_tiny", device="cpu", layers=2))
+    assert not any(isinstance(m, nn.RMSNorm | SwiGlu) for m in model.modules())
+    tokens = torch.zeros(1, 16, dtype=torch.int64)
+    expected = build("llama_moe_tiny", device="cpu", layers=2)(tokens, tokens)
+    assert torch.equal(model(tokens, tokens), expected)
+
+
+def test_a_model_that_has_neither_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no RMSNorm and no SwiGLU"):
+        fuse(build("nano", device="meta"))
+    why = meta_estimate.unsupported(replace(SMALL, model="nano", fused_modules=True, seq=16), "cpu", 1 << 40)
+    assert why is not None
+    assert why.kind == "shape"
+    assert "take a Llama" in why.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -12,11 +13,13 @@ import torch
 from configs_for_tests import PUBLISHED, written
 from torch import nn
 
+from harness import store
 from harness.__main__ import main
 from harness.store.errors import UsageError
+from harness.store.text import axes_of
 from harness.suites import common
 from harness.training.models import build
-from harness.training.models.hugging_face import EXPERTS, LINEAR, ROUTER, as_values, read
+from harness.training.models.hugging_face import EXPERTS, LINEAR, ROUTER, as_values, is_config, read
 
 STAND_IN = Path(__file__).parents[2] / "stand_ins" / "transformers.py"
 LLAMA = "meta-llama/Meta-Llama-3-8B"
@@ -74,6 +77,13 @@ def test_a_file_that_is_no_config(content: str, tmp_path: Path) -> None:
         read(str(tmp_path))
     with pytest.raises(UsageError, match="cannot read"):
         read(str(tmp_path / "elsewhere" / "config.json"))
+
+
+def test_what_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "mine", {})
+    monkeypatch.chdir(tmp_path)
+    assert [is_config(text) for text in ("mine", "mine/config.json", "./mine", "x.json")] == [True] * 4
+    assert [is_config(text) for text in ("gpt2", "", '{"_target_": "a/b.json"}')] == [False] * 3
 
 
 class Described(nn.Module):
@@ -137,6 +147,15 @@ def test_a_module_of_transformers_is_read_off(
     assert (found.top_k, found.max_seq) == (2, None)
 
 
+@pytest.mark.usefixtures("hugging_face")
+def test_what_transformers_cannot_build_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = written(tmp_path, PUBLISHED[LLAMA][0] | {"model_type": "llamma"})
+    with pytest.raises(UsageError, match="llamma") as refused:
+        read(str(path))
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 def test_without_transformers_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,3 +168,37 @@ def test_without_transformers_one_line_says_what_to_install(
         assert main(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert ".[hf]" in line
+
+
+@pytest.mark.usefixtures("hugging_face")
+def test_a_config_is_trained_and_its_rows_hold_sizes_and_no_path(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "private", {"model_type": "tiny", "vocab_size": 64, "_name_or_path": "/home/me"}
+    )
+    words = [
+        "sweep=train",
+        "device=cpu",
+        f"model={folder}",
+        "axes.batch=2",
+        "axes.seq=16",
+        "arms=[bf16_eager]",
+        "rounds=2",
+    ]
+    results = tmp_path / "results"
+    quick = [
+        "timing.min_samples=2",
+        "timing.min_seconds=0.01",
+        "timing.max_seconds=0.2",
+        "timing.warmup_max_seconds=0.1",
+        "report=false",
+        "quiet=true",
+    ]
+    assert main([*words, *quick, "isolate=false", f"results_dir={results}"]) == 0
+    rows = store.read(next(results.glob("*/*")))
+    assert set(rows[rows["status"] != "skipped"]["status"]) == {"ok"}
+    (model,) = {axes_of(axes)["model"] for axes in rows["axes"]}
+    assert json.loads(str(model)) == {
+        "_target_": "harness.training.models.hugging_face.build",
+        "model_type": "tiny",
+        "vocab_size": 64,
+    }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from harness.training.models import build
+from fp8core import CastInput, Float8Linear, convert_to_float8_training
+from harness.training.models import build, llama, share
 from harness.training.models.common import materialise
-from harness.training.models.llama import Llama, LlamaConfig
+from harness.training.models.llama import Llama, LlamaConfig, RopeScaling, rotate, rotations
 
 Weights = dict[str, np.ndarray[Any, Any]]
 SMALL = LlamaConfig(31, 4096, 2, 32, 4, 2, 48)
@@ -77,7 +80,63 @@ def reference(config: LlamaConfig, w: Weights, tokens: np.ndarray) -> np.ndarray
     return rms_norm(x, w["norm.weight"]) @ head.T
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        dataclasses.replace(SMALL, tied=True, kv_heads=4, theta=10000.0),
+        dataclasses.replace(SMALL, kv_heads=1, rope_scaling=RopeScaling(32.0)),
+    ],
+    ids=["grouped", "tied, as many keys as queries", "one key head, stretched"],
+)
+def test_logits(config: LlamaConfig) -> None:
+    """Oracle: `reference`. Rotations are float32 in the model: angle and sine each within 2^-24 of themselves and a
+    position below 20, so a relative error of some 20 x 2^-23 at most; the rest is float64."""
+    model = made(config)
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    tokens = torch.randint(0, 31, (2, 20))
+    want = np.stack([reference(config, weights, row.numpy()) for row in tokens])
+    got = model(tokens).detach().numpy()
+    assert np.abs(got - want).max() < 20 * 2**-23 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "llama3_1b", "llama2_7b"])
+def test_rotations_of_published_models(name: str) -> None:
+    """Oracle: complex multiplication in float64, frequencies by wavelength. A float32 angle of up to 4095 rad has an
+    error of 4095 x 2^-23 from frequency and product, and a turn of a unit vector errs by no more."""
+    config = published(name)
+    x = torch.randn(4096, 1, config.head_dim)
+    got = rotate(x[None], *rotations(config, 4096, torch.device("cpu")))[0, :, 0].double().numpy()
+    want = turned(config, x[:, 0].double().numpy())
+    assert np.abs(got - want).max() < 4095 * 2**-23 * np.abs(want).max()
+
+
 def published(name: str) -> LlamaConfig:
     config = build(name, device="meta", layers=1).config
     assert isinstance(config, LlamaConfig)
     return config
+
+
+def test_share_casts_once_only_for_equal_recipes() -> None:
+    """Oracle: the contract of `share`."""
+    x = torch.randn(16, 32)
+    fp8 = [Float8Linear(32, 48, config="tensorwise") for _ in range(3)]
+    assert isinstance(share(x, *fp8), CastInput)
+    assert share(x, *fp8, torch.nn.Linear(32, 48)) is x
+    assert share(x, fp8[0], Float8Linear(32, 48, config="rowwise")) is x
+    assert share(x, torch.nn.Linear(32, 48)) is x
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
+def test_sharing_changes_no_bit(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: each layer casting for itself."""
+    tokens = torch.randint(0, 256, (2, 17))
+    results = []
+    for alone in (False, True):
+        if alone:
+            monkeypatch.setattr(llama, "share", lambda x, *layers: x)
+        model = convert_to_float8_training(build("llama_tiny"), config=recipe)
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    assert all(map(torch.equal, *results))

@@ -1,0 +1,65 @@
+"""Figures of the report, and break-even of compilation. Oracles: arithmetic on the invented rows, data sheets."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from report_fixtures import Invented, figure
+from report_pages import by_arm, run_of
+
+from harness.report import records, tables
+from harness.store.case import Case
+
+
+def product(ms, m=16, k=32, n=64, invented=None, **axes):
+    arms = {
+        "bf16": {"ms": 2.0, "flops": {"bf16": 1.0}},
+        "fp8": {"ms": ms, "flops": {"e4m3": 1.0}, "baseline": "bf16"},
+    }
+    case = Case.of("gemm", {"M": m, "K": k, "N": n, **axes})
+    return (invented or Invented(spread=0.0)).times(case, arms)
+
+
+def test_break_even_by_hand(tmp_path):
+    """40 s cold and 8 s warm, 2 ms gained a call: 20,000 and 4,000 calls. An arm that gains nothing never pays."""
+    case = Case.of("linear", {"M": 16, "K": 32, "N": 48})
+    ms = {
+        "tensorwise_eager": 5.0,
+        "tensorwise_compile": 3.0,
+        "rowwise_eager": 1.0,
+        "rowwise_compile": 2.0,
+        "delayed_compile": 1.0,
+    }
+    rows = Invented(spread=0.0).times(case, {arm: {"ms": value} for arm, value in ms.items()})
+    for arm in ("tensorwise_compile", "rowwise_compile", "delayed_compile"):
+        cold = {"compile_cache": "cold", "compile_graphs": 1}
+        rows += [
+            figure(case, arm, "compile_s", 40.0, resolved=cold),
+            figure(case, arm, "compile_s", 8.0, part="warm"),
+        ]
+    found = run_of(tmp_path, rows)
+    about = {arm: own for (_, _, arm), own in records.compilations(found).items()}
+    drift = found.frame.set_index("arm")["value"]["tensorwise_compile"].iloc[0] / 3.0
+    pays = [about["tensorwise_compile"][f"{which}_pays"] for which in ("cold", "warm")]
+    assert pays == pytest.approx([20000 / drift, 4000 / drift], rel=1e-3)
+    assert (about["rowwise_compile"]["cold_pays"], "cold_pays" in about["delayed_compile"]) == (
+        math.inf,
+        False,
+    )
+    shown = by_arm(tables.compile_times(found))
+    assert [shown[arm]["pays after (calls)"] for arm in ("rowwise_compile", "delayed_compile")] == [
+        "never",
+        "",
+    ]
+
+
+def test_steps_of_different_batches_are_no_pair(tmp_path):
+    case = Case.of("train", {"model": "nano"})
+    arms = {
+        f"bf16_{mode}": {"ms": 4.0, "resolved": {"tokens_per_step": tokens}}
+        for mode, tokens in (("eager", 512), ("compile", 1024))
+    }
+    rows = [*Invented().times(case, arms), figure(case, "bf16_compile", "compile_s", 30.0)]
+    (about,) = records.compilations(run_of(tmp_path, rows)).values()
+    assert "cold_pays" not in about
