@@ -43,7 +43,7 @@ _numbers = itertools.count()  # of the processes that a rank is to start
 
 
 class Far:
-    """As `harness.engine.served.Served`.
+    """What `harness.engine.served.Served` is, at a distance.
 
     Args:
         rank: its number.

@@ -73,15 +73,6 @@ def test_the_whole_interval_decides(tmp_path: Path, gain: float, noise: float, o
     assert advised_arms(stored, pairs_of(rows_of(stored[stored["metric"] == "time_ms"]))) == [found]
 
 
-def test_only_advised_cases_are_judged_and_their_controls_are_not(tmp_path: Path) -> None:
-    stored = rows(
-        tmp_path,
-        step(case(), {"tensorwise_eager": 0.5}, None),
-        step(case(convert="all"), {"tensorwise_eager": 0.5}, None),
-    )
-    assert advised_arms(stored) == []
-
-
 def test_an_arm_without_a_number_is_missing(tmp_path: Path) -> None:
     small, large = case("gpt2", convert="advised"), case("llama3_8b", convert="advised")
     stored = rows(
@@ -108,11 +99,3 @@ def test_an_advice_that_was_wrong_is_a_finding_and_one_that_held_is_none(tmp_pat
     assert "ceilings=RUN" in found.change
     held = rows(tmp_path / "b", step(of, {"tensorwise_eager": 1.1}))
     assert not [f for f in findings(held) if "that were advised" in f.symptom]
-
-
-@pytest.mark.parametrize("advice", [None, {}])
-def test_rows_whose_advice_cannot_be_read_still_have_their_ratio(tmp_path: Path, advice: object) -> None:
-    stored = rows(tmp_path, step(case(convert="advised"), {"tensorwise_eager": 1.1}, advice))
-    (found,) = advised_arms(stored)
-    assert (found.outcome, found.converted, found.layers) == ("holds", 0, 0)
-    assert math.isnan(found.predicted)

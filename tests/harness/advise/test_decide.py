@@ -14,11 +14,9 @@ from harness.advise import decide
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.model import Linear, Traffic
 from harness.advise.plan import Plan
-from harness.advise.rates import rates_of
 from harness.advise.recipes import candidates
 from harness.advise.step import Ratio, step_ratio
 from harness.advise.trace import trace
-from harness.machine.hardware import named
 from harness.training.models import ModelSpec
 from harness.training.models.nanogpt import GptConfig
 
@@ -101,22 +99,6 @@ def test_an_odd_layer_is_left_out_whatever_it_would_gain() -> None:
     ]
 
 
-def test_verdicts() -> None:
-    wide, narrow = ("wide", 8192, 8192), ("narrow", 128, 128)
-    assert decide.advise(model(wide), RATES, PLAN, SIX).verdict == decide.ON
-    assert decide.advise(model(wide, narrow), RATES, PLAN, SIX).verdict == decide.SOME
-    assert decide.advise(model(narrow), RATES, PLAN, SIX).verdict == decide.OFF
-    assert decide.advise(model(wide), RATES, PLAN, SIX, "no kernel").verdict == decide.OFF
-    # a layer that wins, in a step of which it is a hundredth
-    buried = model(wide, attention=1e17)
-    found = decide.advise(buried, RATES, PLAN, SIX)
-    assert found.converted == {"wide"}
-    assert found.verdict == decide.OFF
-    old = decide.advise(model(wide), rates_of(named("a100")), PLAN, SIX)
-    assert (old.verdict, old.layers) == (decide.OFF, ())
-    assert "no FP8" in old.unavailable
-
-
 @given(value=st.floats(0.5, 2.0), down=st.floats(1.0, 2.0), up=st.floats(1.0, 2.0))
 def test_no_interval_that_contains_1_is_on(value: float, down: float, up: float) -> None:
     ratio = Ratio(value, value / down, value * up)
@@ -144,28 +126,3 @@ def test_the_recipe_to_take() -> None:
         decide.best([options[0], option("best", 1.0, "no kernel")], careful=False).recipe.name == "tensorwise"
     )
     assert decide.best([option("only", 1.0, "no kernel")], careful=False).recipe.name == "only"
-
-
-def test_a_shared_cast_decides_for_its_readers_together() -> None:
-    """k alone does not pay for the cast of its input; beside q, which does, it rides along."""
-    k = model(("k", 4096, 512))
-    assert not decide.choose(k, RATES, PLAN, SIX)
-    both = model(("q", 4096, 4096), ("k", 4096, 512))
-    both = replace(both, layers=tuple(replace(layer, input_id=0) for layer in both.layers))
-    assert decide.choose(both, RATES, PLAN, SIX) == {"q", "k"}
-    assert decide.choose(both, RATES, PLAN, replace(SIX, shares_input=False)) == {"q"}
-
-
-def test_the_filter_says_what_is_left_as_shortly_as_it_can() -> None:
-    one = model(
-        ("layers.0.a.k", 64, 64), ("layers.1.a.k", 64, 64), ("layers.0.o", 64, 64), ("layers.1.o", 64, 64)
-    )
-    assert decide.module_filter(one, frozenset({"layers.0.o", "layers.1.o"})) == {
-        "words": ("k",),
-        "names": (),
-    }
-    assert decide.module_filter(one, frozenset({"layers.0.o"})) == {"words": ("k",), "names": ("layers.1.o",)}
-    assert decide.module_filter(one, frozenset(layer.fqn for layer in one.layers)) == {
-        "words": (),
-        "names": (),
-    }

@@ -21,23 +21,6 @@ from harness.store.case import Case
 RATES = round_h200()
 
 
-def test_an_advised_step_is_predicted_with_its_own_layers(tmp_path: Path) -> None:
-    """What was left in bf16 stays there: without the wide layer the step gains next to nothing."""
-    of = Case.of("train", {"model": "m", "convert": "advised"})
-    base = {"ms": 10.0, "flops": {"bf16": 1e12}}
-    fp8 = {"ms": 9.0, "flops": {"e4m3": 1e12}, "baseline": "bf16_eager"}
-
-    def predicted(**resolved: object) -> float:
-        arms = {"bf16_eager": base, "tensorwise_eager": fp8 | {"resolved": resolved}}
-        rows = frame(tmp_path / str(len(resolved)), Invented(1).times(of, arms))
-        both = model(("wide", 8192, 8192), ("narrow", 8192, 128))
-        (check,) = measured.steps(rows, RATES, lambda axes, resolved: (both, Plan()))
-        return check.predicted
-
-    assert predicted() > 1.2
-    assert predicted(advice={"left_in_bf16": {"wide": "0.9x"}}) < 1.01
-
-
 def test_a_recorded_step_is_held_against_no_prediction(tmp_path: Path) -> None:
     """Those of eager steps have launches in them that it doesn't wait for."""
     bf16, e4m3 = {"bf16": 1e12}, {"e4m3": 1e12}

@@ -33,16 +33,6 @@ def test_flops_and_parameters_are_those_of_the_formula(name: str) -> None:
     assert model.tokens == batch * seq
 
 
-def test_layers_that_read_one_tensor_are_known() -> None:
-    model = trace(resolve("llama_tiny"), 2, 32)
-    reads = {layer.fqn: layer.input_id for layer in model.layers}
-    first, second = "layers.0.", "layers.1."
-    assert len({reads[first + f"attention.{n}"] for n in "qkv"}) == 1
-    assert reads[first + "ffn.gate"] == reads[first + "ffn.up"] != reads[first + "attention.q"]
-    assert reads[first + "ffn.gate"] != reads[second + "ffn.gate"], "blocks do not share"
-    assert reads[first + "attention.o"] not in {reads[first + "attention.q"], reads[first + "ffn.down"]}
-
-
 @pytest.mark.parametrize(
     ("module", "head"),
     [
@@ -60,17 +50,6 @@ def test_the_output_head_is_the_last_layer_if_its_outputs_are_a_vocabulary(
 ) -> None:
     """Oracle: a reader's eye. A layer as wide as a table of positions is none, and neither are outputs that are classes."""
     assert [layer.fqn for layer in layers_alone(module, 16, "").layers if layer.is_head] == head
-
-
-def test_what_cannot_run_in_fp8_is_known_by_recipe() -> None:
-    """GPT-2's vocabulary of 50257 is odd; blocks of 128 want more than a multiple of 16."""
-    model = trace(resolve("gpt2"), 1, 64)
-    barred = {layer.fqn: layer.barred for layer in model.layers}
-    assert "50257" in barred["head"]["tensorwise"]
-    assert barred["layers.0.mlp.up"] == {}
-    router = trace(resolve("llama_moe_tiny"), 2, 32)
-    reason = next(layer.barred["tensorwise"] for layer in router.layers if layer.fqn.endswith("router"))
-    assert "class Router has its own forward" in reason
 
 
 def test_bytes_between_products_by_hand() -> None:
@@ -94,22 +73,6 @@ def test_bytes_between_products_by_hand() -> None:
     assert model.forward.fused_kernels == 3 + 1 + 1
     unused = next((layer for layer in model.layers if layer.fqn == "unused"), None)
     assert unused is None, "a layer that is not called takes no time"
-
-
-def test_a_model_of_one_block_is_traced_whole() -> None:
-    """Two blocks and one: the difference must be a block, so a full trace of three agrees with what is repeated."""
-    spec = resolve("nanogpt_char_cpu")
-    short = trace(spec, 2, 32)
-    module = spec.build(device="meta", dtype=torch.bfloat16)
-    module.eval()
-    tokens = torch.empty(2, 32, dtype=torch.int64, device="meta")
-    whole = trace_module(module, (tokens, tokens), "whole")
-    assert short.attention == whole.attention
-    assert short.parameters == whole.parameters
-    assert short.forward.eager_bytes == pytest.approx(whole.forward.eager_bytes)
-    assert short.forward.fused_bytes == pytest.approx(whole.forward.fused_bytes)
-    assert short.backward.fused_bytes == pytest.approx(whole.backward.fused_bytes)
-    assert short.backward.eager_kernels == whole.backward.eager_kernels
 
 
 def test_what_cannot_be_traced_names_the_layer() -> None:

@@ -57,15 +57,6 @@ def test_it_is_the_advice_of_the_command(recipe: str, mode: str) -> None:
         assert found.setup.recipe == RECIPES[recipe]
 
 
-def test_a_recipe_that_would_be_emulated_converts_nothing_whatever_it_would_gain() -> None:
-    wide = Setup("llama3_8b", 4, 4096, recipe=RECIPES["rowwise"], layers=1)
-    assert advised(wide, H200).setup.recipe is not None
-    found = advised(wide, replace(H200, capability="8.9"))
-    facts: Any = found.facts["advice"]
-    assert (facts["decision"], found.setup.recipe) == ("off", None)
-    assert "this GPU is 8.9" in facts["left_in_bf16"]["layers.0.attention.o"]
-
-
 def test_a_user_s_model_is_traced_by_its_own_batches() -> None:
     own = '{"_target_": "models_to_advise.mlp", "batch": "models_to_advise.mlp_batch"}'
     found = advised(Setup(own, 8, 64, recipe=RECIPES["tensorwise"]), H200)

@@ -26,8 +26,6 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
          warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
 """
 
-HUNG_S = 600.0  # what a machine at a load of 20 does in less; a hang takes longer
-
 
 @pytest.fixture(autouse=True)
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:

@@ -31,11 +31,6 @@ def cpu(asked: str) -> str:
     return "cpu" if asked == "auto" else asked
 
 
-@pytest.mark.parametrize(("device", "n"), [("cpu", [1, 2]), ("cuda", [1000])])
-def test_sizes_follow_the_device(device: str, n: list[int]) -> None:
-    assert load(["sweep=toy", f"device={device}"], cpu).config.axes["n"] == n
-
-
 @pytest.mark.parametrize("written", ["[012345678901,12e456789012]", "['012345678901', \"12e456789012\"]"])
 def test_ids_of_cases_are_texts_whatever_they_look_like(written: str) -> None:
     """A number would lose its zero, and 12e456789012 would be infinite."""
@@ -101,16 +96,6 @@ def test_a_sweep_file_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
         load(["sweep=odd"], cpu)
 
 
-@pytest.mark.parametrize("base", ["toy", "/sweep/toy@_global_", "/sweep@_global_: toy"])
-def test_one_sweep_extends_another_that_may_extend_a_third(base: str, tmp_path: Path) -> None:
-    (tmp_path / "sweeps" / "more.yaml").write_text(f"# More?\ndefaults: [{base}, _self_]\naxes: {{n: [9]}}\n")
-    (tmp_path / "sweeps" / "most.yaml").write_text("# Most?\ndefaults: [more, _self_]\n")
-    for name in ("more", "most"):
-        config = load([f"sweep={name}"], cpu).config
-        assert (config.name, config.suite, config.axes) == (name, "toy", {"n": [9], "kind": "a"})
-        assert config.question == f"{name.title()}?"
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -150,11 +135,6 @@ def test_what_a_file_reads_of_the_machine_reaches_no_other_key(
     with pytest.raises(UsageError) as refused:
         load(["sweep=odd", f"config_dir={tmp_path}"], cpu)
     assert "secret" not in str(refused.value)
-
-
-def test_the_command_line_may_read_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEED", "7")
-    assert load(["sweep=toy", "seed=${oc.env:SEED}"], cpu).config.seed == 7
 
 
 @pytest.mark.parametrize(

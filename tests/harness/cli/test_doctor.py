@@ -202,12 +202,6 @@ def test_a_peer_none_of_whose_recipes_runs_here_is_missing() -> None:
     assert all("too old" in each.detail for each in found)
 
 
-def test_a_device_without_kernels_has_none_checked() -> None:
-    (finding,) = kernels().values()
-    assert finding.code == "missing"
-    assert "right" not in doctor.checked([finding])
-
-
 def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -222,18 +216,6 @@ def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     seen = doctor._gemm("torch", "cpu")
     assert seen.startswith("tensorwise ")
     assert seen.endswith("rowwise refused: Invalid scaling configuration.")
-
-
-def test_a_recipe_that_raises_is_a_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken:
-        @staticmethod
-        def from_float(linear: torch.nn.Linear, config: str) -> None:
-            raise NotImplementedError(f"no {config}\nhere")
-
-    monkeypatch.setattr(doctor, "Float8Linear", Broken)
-    outcome = doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu"))
-    assert outcome == ProbeResult("recipe", "rowwise", "NotImplementedError: no rowwise here", "raised")
-    assert not outcome.faulty, "a GPU may lack a kernel for it"
 
 
 def test_compile_says_what_is_missing_and_compares_results(monkeypatch: pytest.MonkeyPatch) -> None:

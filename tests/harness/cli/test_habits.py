@@ -76,23 +76,6 @@ def test_an_axis_can_be_left_out_and_added(capsys) -> None:
     assert "rowwise" not in capsys.readouterr().out  # tensorwise is the suite's default
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["sweep=cast,gemm"], [["sweep=cast"], ["sweep=gemm"]]),
-        (
-            ["sweep=cast", "axes.M=1,2", "seed=3,4"],
-            [["sweep=cast", f"axes.M={m}", f"seed={s}"] for m in (1, 2) for s in (3, 4)],
-        ),
-        (["sweep=cast", "axes.M=[1,2]"], [["sweep=cast", "axes.M=[1,2]"]]),
-        (["sweep=cast", "seed=range(1,4)"], [["sweep=cast", f"seed={s}"] for s in (1, 2, 3)]),
-        (["sweep=cast", "seed=choice(1,5)"], [["sweep=cast", "seed=1"], ["sweep=cast", "seed=5"]]),
-    ],
-)
-def test_a_multirun_is_the_product_in_hydras_order(words, expected) -> None:
-    assert habits.several(words) == expected
-
-
 def test_a_multirun_runs_each_and_keeps_the_worst_exit_code(capsys) -> None:
     ran: list[list[str]] = []
 

@@ -49,30 +49,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return line
 
 
-@pytest.mark.usefixtures("cut_off")
-@pytest.mark.parametrize("name", ["r1", "results/toy/r1"])
-def test_a_run_continues_by_its_own_settings(name: str) -> None:
-    first = about()
-    assert set(store.read(RUN)["cause"]) == {"budget"}
-    assert main([f"resume={name}", "budget_s=null"]) == 0
-    rows = store.read(RUN)
-    assert set(rows["status"]) == {"ok"}
-    assert set(rows["arm"]) == {"base", "base:again"}
-    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
-    assert set(rows["seed"]) == {7}
-    assert set(rows[rows["metric"] == "time_ms"]["rounds"].map(lambda r: len(set(r)))) == {4}
-    second = about()
-    free = ("budget_s", "resume", "run_id")
-    assert {k: v for k, v in second["config"].items() if k not in free} == {
-        k: v for k, v in first["config"].items() if k not in free
-    }
-    assert second["command"].startswith("python -m harness sweep=toy device=cpu ")
-    assert "'axes.n=[1,2,3]'" in second["command"]
-    assert not list(Path("reports").glob("*")), "report=false was a setting of the run"
-    assert main([f"resume={name}"]) == 0, "a second time, by what the first one stored"
-    assert len(store.read(RUN, all_attempts=True)) == len(store.read(RUN)) + 3  # the rows of the first budget
-
-
 def test_a_run_that_named_itself_tells_its_id_before_it_measures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,15 +83,6 @@ def test_a_run_that_was_not_made_here_asks_for_trust(
         assert not Path("theirs").exists()
         assert list(Path("reports").glob("*.html"))
         assert main(["resume=results/toy/r1"]) == 0, "from now on it is ours"
-
-
-@pytest.mark.usefixtures("cut_off")
-def test_a_sweep_file_that_has_changed_changes_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "sweeps" / "toy.yaml"
-    file.write_text(file.read_text() + "\nwarm_compile: false\nseed: 9\n")
-    assert main(["resume=r1", "budget_s=null"]) == 0
-    assert (about()["config"]["seed"], about()["config"]["warm_compile"]) == (7, True)
-    assert set(store.read(RUN)["seed"]) == {7}
 
 
 @pytest.mark.usefixtures("cut_off")
@@ -217,19 +184,6 @@ def test_a_folder_that_is_no_run_and_a_shard_are_named(capsys: pytest.CaptureFix
     assert main(["sweep=toy", "device=cpu", "run_id=r2", "shard=0/2", "budget_s=0"]) == 0
     line = refused(capsys, "resume=results/toy/r2/shard-0-of-2")
     assert "is a shard; resume=results/toy/r2 continues its run" in line
-
-
-def test_shards_continue_alone_and_together() -> None:
-    """Shards that were started apart leave a _run.json each and none of the whole."""
-    for shard in ("0/2", "1/2"):
-        assert main([*MADE, f"shard={shard}", "budget_s=0"]) == 0
-    assert not (RUN / "_run.json").exists()
-    assert main(["resume=r1", "shard=0/2", "budget_s=null"]) == 0
-    assert main(["resume=r1", "budget_s=null"]) == 0
-    rows = store.read(RUN)
-    assert set(rows["status"]) == {"ok"}
-    assert {json.loads(text)["n"] for text in rows["axes"]} == {1, 2, 3}
-    assert main(["resume=r1", "shard=1/2"]) == 0
 
 
 def test_a_model_or_a_text_that_is_gone_is_named(

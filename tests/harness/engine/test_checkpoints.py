@@ -7,26 +7,21 @@ with the status `partial`, and no reader that asks for complete measurements get
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import logged_calls
 import pandas as pd
 import pytest
-from fakes import FakeTime
-from logged_calls import EACH, WARM_CALLS, plan, sweep
+from logged_calls import WARM_CALLS, plan, sweep
 from toy import ToySuite
 
 from harness import store
 from harness.engine.resume import stored_cases
 from harness.store.measurement import Measurement
-from harness.timing.rounds import Timing, measure
-from harness.timing.timers import CpuTimer
 
 WHERE: dict[str, Any] = {"run_id": "r", "sweep": "toy", "env_id": "e", "env": {}, "about": {}}
 
@@ -42,35 +37,6 @@ def row(case: str, arm: str, rounds: int, status: str = "partial") -> Measuremen
 # What the timing engine hands over
 
 
-def test_every_round_but_the_last_is_handed_over_with_all_before_it(fake_time: FakeTime) -> None:
-    seen: list[dict[str, Timing]] = []
-    arms = {name: (lambda: fake_time.sleep(0.001)) for name in ("a", "b")}
-    whole = measure(arms, CpuTimer(fake_time), EACH, clock=fake_time, on_round=seen.append)
-    assert [1 + max(timings["a"].rounds) for timings in seen] == [1, 2, 3, 4, 5]
-    for timings in seen:
-        for name, timing in timings.items():
-            assert timing.samples_ms == whole[name].samples_ms[: len(timing.samples_ms)]
-            assert timing.stop_reason == "under_way"
-
-
-@pytest.mark.parametrize(("apart_s", "handed"), [(0.0, 5), (0.0015, 2), (1e3, 0)])
-def test_snapshots_are_apart_and_their_time_is_not_the_cases(
-    fake_time: FakeTime, apart_s: float, handed: int
-) -> None:
-    """A round takes 1 ms here, and making a snapshot an hour; the case has 0.1 s."""
-    seen: list[object] = []
-
-    def slow(timings: object) -> None:
-        seen.append(timings)
-        fake_time.sleep(3600)
-
-    config = replace(EACH, checkpoint_s=apart_s, max_seconds=0.1)
-    arms = {"a": lambda: fake_time.sleep(0.001)}
-    whole = measure(arms, CpuTimer(fake_time), config, clock=fake_time, on_round=slow)
-    assert len(seen) == handed
-    assert max(whole["a"].rounds) == 5
-
-
 # What a partial row may say
 
 
@@ -84,32 +50,6 @@ def writer(folder: Path) -> store.RunWriter:
 def rounds(frame: pd.DataFrame, case: str = "c") -> dict[str, int]:
     own = frame[frame["case_id"] == case]
     return {r.arm: len(set(r.rounds)) for r in own.itertuples()}
-
-
-def test_a_snapshot_takes_the_place_of_the_one_before_and_the_whole_case_that_of_the_last(
-    tmp_path: Path,
-) -> None:
-    made = writer(tmp_path)
-    for count in (1, 2, 3):
-        made.checkpoint([row("c", "base", count), row("c", "other", count)])
-        assert rounds(store.read(tmp_path)) == {"base": count, "other": count}
-    assert set(store.read(tmp_path)["status"]) == {"partial"}
-    made.append([row("c", "base", 6, "ok"), row("c", "other", 6, "ok")])
-    frame = store.read(tmp_path, all_attempts=True)
-    assert rounds(frame) == {"base": 6, "other": 6}
-    assert set(frame["status"]) == {"ok"}
-    assert len(list(tmp_path.glob("*.parquet"))) == 1
-
-
-@pytest.mark.parametrize("final", [False, True])
-def test_a_kill_before_the_old_snapshot_is_removed_counts_nothing_twice(tmp_path: Path, final: bool) -> None:
-    made = writer(tmp_path / "a")
-    made.checkpoint([row("c", "base", 1)])
-    (old,) = (tmp_path / "a").glob("part-*.parquet")
-    shutil.copy(old, tmp_path / old.name)
-    (made.append if final else made.checkpoint)([row("c", "base", 2, "ok" if final else "partial")])
-    shutil.move(tmp_path / old.name, old)
-    assert rounds(store.read(tmp_path / "a", all_attempts=True)) == {"base": 2}
 
 
 def test_of_attempts_that_were_cut_off_the_longest_counts_and_a_whole_one_before_all(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,11 +14,9 @@ import torch
 from toy import ToySuite, nothing, planned
 
 from harness import store
-from harness.engine.arms import Limits
 from harness.engine.bench import Setting
 from harness.engine.executor import Outcome, run
 from harness.engine.plan import Plan
-from harness.engine.resume import stored_cases
 from harness.machine.gpu_monitor import Monitor
 from harness.store.case import Case
 from harness.timing import compiling
@@ -66,22 +63,6 @@ def boom(text: str = "boom") -> object:
     raise RuntimeError(text)
 
 
-def test_every_arm_and_the_control_end_as_paired_rows(tmp_path: Path) -> None:
-    outcome, frame = execute(tmp_path, ToySuite(), [1, 2])
-    assert outcome.state == "finished"
-    times = frame[frame["metric"] == "time_ms"]
-    assert set(times["arm"]) == {"base", "other", "base:again"}
-    assert (times["status"] == "ok").all()
-    assert dict(zip(times["arm"], times["baseline"], strict=True)) == {
-        "base": "", "other": "base", "base:again": "base",
-    }  # fmt: skip
-    for _, rows in times.groupby("case_id"):
-        assert rows["rounds"].map(lambda r: sorted(set(r))).map(tuple).nunique() == 1
-    assert set(frame["metric"]) == {"time_ms", "sqnr_db"}
-    for text in times["timing"]:
-        assert json.loads(text)["before"]["time_utc"] <= json.loads(text)["after"]["time_utc"]
-
-
 def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     ran: list[int] = []
     suite = other(
@@ -95,14 +76,6 @@ def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     assert ran == []
     figure = frame[(frame["arm"] == "other") & (frame["metric"] == "sqnr_db")].iloc[0]
     assert (figure["status"], figure["reason"]) == ("failed", "3; SQNR 3 dB, bound 28.3 dB")
-
-
-def test_resume_runs_cases_that_lack_an_arm(tmp_path: Path) -> None:
-    execute(tmp_path, ToySuite())
-    more = ToySuite()
-    more.ARMS = {**more.ARMS, "third": more.ARMS["other"]}
-    assert stored_cases(tmp_path, plan(more)) == set()
-    assert len(stored_cases(tmp_path, plan(ToySuite()))) == 1
 
 
 def add_one(x: torch.Tensor) -> torch.Tensor:
@@ -176,20 +149,6 @@ def test_an_arm_that_claims_to_be_compiled_and_runs_eager_fails(tmp_path: Path) 
     row = time_rows(frame).loc["other"]
     assert row["status"] == "failed"
     assert "ran eager" in row["reason"]
-
-
-def test_cases_past_the_time_budget_are_rows_that_say_so_and_resume_runs_them(tmp_path: Path) -> None:
-    ticks = iter(range(0, 10**6, 10))
-    outcome, frame = execute(
-        tmp_path, ToySuite(), [1, 2, 3], limits=Limits(budget_s=15), clock=lambda: float(next(ticks))
-    )
-    assert outcome.statuses["skipped"] == 4
-    assert frame[frame["status"] == "skipped"]["reason"].str.startswith("time budget of 15 s").all()
-    done = stored_cases(tmp_path, plan(ToySuite(), [1, 2, 3]))
-    assert len(done) == 1
-    _, frame = execute(tmp_path, ToySuite(), [1, 2, 3], done=tuple(done))
-    assert (frame["status"] == "ok").all()
-    assert frame["case_id"].nunique() == 3
 
 
 def compiled(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Case], Workload]:

@@ -75,24 +75,6 @@ def whole(frame: pd.DataFrame, count: int) -> None:
     assert times.groupby("arm").size().to_dict() == {"base": count, "other": count}
 
 
-def test_several_devices_work_side_by_side_and_rows_say_which() -> None:
-    """Two places that stand for GPUs: their workers differ in a variable, their rows in the environment."""
-    places = [
-        Place(Conditions.here(variables={"CUDA_VISIBLE_DEVICES": f"GPU-{name}"}), f"e-{name}", {"gpu": name})
-        for name in "ab"
-    ]
-    _, frame = sweep(Unruly(), 20, places=places)
-    whole(frame, 20)
-    assert set(frame["env_id"]) == {"e-a", "e-b"}
-    pairs = frame[frame["metric"] == "time_ms"].groupby(["case_id"])["env_id"].nunique()
-    assert (pairs == 1).all(), "the arms of a case are timed on one device"
-    by_device = [
-        {json.loads(r)["process"] for r in frame[frame["env_id"] == env]["resolved"]}
-        for env in ("e-a", "e-b")
-    ]
-    assert by_device[0].isdisjoint(by_device[1])
-
-
 def test_what_shares_the_power_of_a_machine_is_timed_on_one_device() -> None:
     here = Conditions.here()
     places = [Place(here, "e-a", {"gpu": "a"}), Place(here, "e-b", {"gpu": "b"})]

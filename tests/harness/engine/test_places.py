@@ -85,15 +85,6 @@ def test_one_gpu_is_left_as_the_user_made_it_visible() -> None:
     assert place.env_id is None
 
 
-def test_workers_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "free_bytes", lambda device: 100 * 2**30)
-    (place,) = places.places_for(settings(device="cpu"), (), {}, 3)
-    assert place.conditions.memory_bytes == 30 * 2**30
-    (place,) = places.places_for(settings(device="cpu", case_memory_gib=0.5), (), {}, 3)
-    assert place.conditions.memory_bytes == 2**29
-    assert places.places_for(settings(device="cpu", isolate=False), (), {}, 3) == []
-
-
 HOLD = """
 import sys
 from harness.machine.device_lock import held

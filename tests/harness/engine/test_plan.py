@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy import ToySuite
 
-from harness.engine.plan import Plan, make_plan, nothing_compared
+from harness.engine.plan import Plan, make_plan
 from harness.engine.settings import SweepConfig
 from harness.store.errors import UsageError
 from harness.timing.workload import Axis
@@ -33,11 +33,6 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def plan(toy: ToySuite | None = None, /, **changes: Any) -> Plan:
     return make_plan(SweepConfig.of(config(**changes)), {"toy": toy or ToySuite(), "toy2": ToySuite()})
-
-
-@pytest.mark.parametrize(("arms", "said"), [(["base"], 1), (["other"], 1), (["base", "other"], 0)])
-def test_arms_without_the_one_they_are_compared_with_are_told(arms: list[str], said: int) -> None:
-    assert len(list(nothing_compared(plan(arms=arms)))) == said
 
 
 @pytest.mark.parametrize(
@@ -81,10 +76,6 @@ def test_axes_of_numbers_and_texts(axis: Axis, good: list[Any], bad: list[Any], 
     for value in bad:
         with pytest.raises(UsageError, match=message):
             plan(toy, axes={"n": [1], "x": [value]})
-
-
-def test_a_shape_that_only_an_arm_not_asked_for_refuses_is_fine() -> None:
-    assert plan(axes={"n": [1], "K": [100]}, arms=["base"]).cases[0].runnable == ("base",)
 
 
 def parts(**changes: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pandas as pd
@@ -46,7 +45,6 @@ KEPT = [
      "recursion", "limit", "variable", "benchmark", *({"affinity"} & LEAKS.keys())),
     ("dtype",), ("device",), ("grad",), ("inference",),
 ]  # fmt: skip
-CODES = {"limit": "limits", "variable": "variable OF_AN_ARM", "benchmark": "convolution"}
 
 
 @pytest.fixture(scope="module")
@@ -55,48 +53,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     return sweep(Leaky(pairs=tuple(KEPT)), 2 * len(KEPT), folder)[1].query("metric == 'time_ms'")
 
 
-@pytest.mark.parametrize("leaks", KEPT, ids=lambda leaks: leaks[0])
-def test_what_an_arm_sets_its_own_next_case_does_not_see(leaks: tuple[str, ...], kept: pd.DataFrame) -> None:
-    """Oracle: what the baseline, whose process nothing sets, reads in the case before."""
-    n = 2 * KEPT.index(leaks) + 1
-    sets, reads = (of_case(kept, case).set_index("arm")["resolved"].map(json.loads) for case in (n, n + 1))
-    usual = sets["base"]["seen"]["build"]
-    assert reads["other"]["seen"] == {"build": usual, "check": usual, "timed": usual}
-    assert {CODES.get(leak, leak) for leak in leaks} <= {*sets["other"]["process_changed"]}
-    assert "process_changed" not in {*sets["base"], *reads["other"]}
-    assert sets["base"]["process"] == reads["base"]["process"]
-
-
-def test_where_arms_share_a_process_each_row_from_then_on_says_what_is_set(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    try:
-        frame = sweep(Leaky(pairs=(("threads",),)), 2, tmp_path, places=())[1]
-    finally:
-        torch.set_num_threads(threads)
-    assert {str(json.loads(resolved)["process_changed"]) for resolved in frame["resolved"]} == {"['threads']"}
-
-
 def of_arms(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, dict[str, int]]]:
     rows = frame[frame["metric"] == "time_ms"].set_index("arm")
     return rows, {arm: json.loads(text)["seen"] for arm, text in rows["resolved"].items() if "seen" in text}
-
-
-@pytest.mark.parametrize("is_resident", [False, True])
-def test_each_arm_has_a_process_and_makes_the_calls_that_it_is_timed_for(
-    is_resident: bool, tmp_path: Path
-) -> None:
-    """One replaces a function of torch, for itself alone. A resident block has a call that makes its memory, and one that leads in."""
-    rows, seen = of_arms(sweep(Patching(is_resident=is_resident), 1, tmp_path)[1])
-    assert set(rows["status"]) == {"ok"}
-    assert len({one["process"] for one in seen.values()} - {os.getpid()}) == 3
-    assert rows["rounds"].map(frozenset).nunique() == 1
-    for arm, one in seen.items():
-        assert one["frozen"] > 10_000  # a step that collects looks through its own objects
-        assert one["replaced"] == (one["calls"] if arm == "peer" else 0)
-        assert bool(one["entered"]) == is_resident
-        timing = json.loads(rows.loc[arm, "timing"])
-        samples = len(rows.loc[arm, "samples"]) * timing["calls_per_sample"]
-        assert one["calls"] == timing["warmup_iterations"] + samples + 2 * one["entered"]
 
 
 @pytest.mark.parametrize("changed", ["torch.nn.functional.linear", "operators"])

@@ -13,7 +13,7 @@ from report_fixtures import Invented, write_run
 from harness import store
 from harness.advise import training
 from harness.engine.plan import Plan, make_plan
-from harness.engine.resume import changes, refuse, stored_arms, stored_cases
+from harness.engine.resume import changes, refuse, stored_cases
 from harness.engine.rows import row
 from harness.engine.settings import SweepConfig
 from harness.machine.environment import env_id
@@ -47,14 +47,6 @@ def stored(folder: Path, plan: Plan, sha256: str) -> Path:
         writer.append([row(c, "base", "ok", resolved={"data_sha256": sha256}, samples=(1.0,))])
     writer.close("finished")
     return run
-
-
-def test_the_same_text_at_another_place_is_the_same_case(tmp_path: Path) -> None:
-    here, there = planned(written(tmp_path / "a", TEXT)), planned(written(tmp_path / "b", TEXT))
-    run = stored(tmp_path, here, hashlib.sha256(TEXT).hexdigest())
-    assert stored_cases(run, there) == {there.cases[0].case.case_id}
-    assert stored_arms(run, there, set()) == {(there.cases[0].case.case_id, "base")}
-    assert str(tmp_path) not in "".join(store.read(run)["axes"])
 
 
 def test_another_text_at_the_same_place_is_refused(tmp_path: Path) -> None:

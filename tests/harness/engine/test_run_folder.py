@@ -120,25 +120,6 @@ def test_a_lock_whose_holder_is_gone_or_unknown_says_so(
     assert not (tmp_path / run_folder.LOCK).exists(), "no trace of a machine is left in a finished run"
 
 
-@pytest.mark.parametrize("name", ["a\\b", "${oc.env:HOME}", "it's", "a=b, c", "[x]"])
-def test_a_folder_may_have_any_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*WORDS, "run_id=r1", f"results_dir={name}", f"reports_dir={name}/pages"]) == 0
-    assert set(store.read(Path(name) / "toy" / "r1")["status"]) == {"ok"}
-    assert (Path(name) / "pages" / "r1.html").exists()
-
-
-def test_a_corrupt_part_is_told_in_a_line_and_not_as_a_python_warning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """This test suite turns Python's warnings into errors."""
-    assert main([*WORDS, "run_id=r1", "axes.n=[1]"]) == 0
-    Path("results/toy/r1/part-00000000000000000001-aaaaaa.parquet").write_bytes(b"PAR1 no more")
-    capsys.readouterr()
-    assert main([*WORDS, "resume=r1", "axes.n=[1]"]) == 0
-    out = capsys.readouterr().out
-    assert "warning: not read: results/toy/r1/part-00000000000000000001-aaaaaa.parquet: " in out
-
-
 def test_a_command_of_ranks_waits_for_the_lock_of_a_node_that_died(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import ToySuite, offered
 
-from harness import store
 from harness.__main__ import main
 from harness.engine.plan import Plan, PlannedCase
-from harness.engine.shards import Shard, costs, deal, parse, share
+from harness.engine.shards import Shard, deal, parse, share
 from harness.store import run_state
 from harness.store.case import Case
 from harness.store.errors import UsageError
-from harness.timing.workload import Unsupported
 
 
 @pytest.fixture
@@ -72,40 +69,7 @@ def test_shards_divide_a_plan_and_keep_its_order(sizes: list[int], count: int) -
     assert parts == [share(plan, Shard(i, count)) for i in range(count)]
 
 
-def test_work_of_two_suites_is_not_compared_in_their_units() -> None:
-    """A suite that counts in bytes and one that counts in FLOPs weigh the same, case by case of a middling size."""
-    small, large = plan_of([1, 1, 4]), plan_of([1000, 1000, 4000])
-    renamed = [PlannedCase("big", c.suite, Case("big", c.case.axes), c.arms) for c in large.cases]
-    found = [cost for _, cost in costs([*small.cases, *renamed])]
-    assert found[:3] == found[3:] == [1.5, 1.5, 3.0]
-
-
-def test_a_case_costs_as_many_arms_as_run() -> None:
-    one, two = plan_of([1, 1]).cases
-    lacking = replace(one, unsupported={"other": Unsupported("device", "needs sm_89")})
-    assert [cost for _, cost in costs([lacking, two])] == [1.0, 2.0]
-
-
 # Running
-
-
-def test_a_shard_that_is_given_again_goes_on_and_resume_takes_the_rest(
-    toy: ToySuite, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["sweep=toy", "device=cpu"]
-    assert main([*words, "shard=0/2", "run_id=r1", "budget_s=0"]) == 0  # as a node that is taken away at once
-    before = store.read("results/toy/r1")
-    assert "skipped" in set(before["status"])
-    assert main([*words, "shard=0/2", "run_id=r1"]) == 0
-    assert set(store.read("results/toy/r1")["status"]) == {"ok"}
-    capsys.readouterr()
-    assert main([*words, "shard=0/2", "run_id=r1"]) == 0
-    assert "nothing new" in capsys.readouterr().out
-    assert main([*words, "resume=r1"]) == 0  # what shard 1 would have done
-    frame = store.read("results/toy/r1")
-    assert frame["case_id"].nunique() == 5
-    assert not frame.duplicated(["case_id", "arm", "metric"]).any()
-    assert "run_id=r1" not in Path("reports/r1.md").read_text()
 
 
 def test_a_shard_of_other_settings_does_not_join(toy: ToySuite, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,12 +112,3 @@ def test_the_state_of_a_run_is_that_of_its_shards(
     for name, its in shards.items():
         about(tmp_path / f"shard-{name}", its)
     assert run_state.about(tmp_path).get("state") == state
-
-
-def test_a_report_of_shards_started_apart_says_that_one_is_missing(toy: ToySuite) -> None:
-    assert main(["sweep=toy", "device=cpu", "shard=0/2", "run_id=r1"]) == 0
-    assert main(["report", "results/toy/r1", "-o", "one.html"]) == 0
-    assert "has not ended" in Path("one.md").read_text()
-    assert main(["sweep=toy", "device=cpu", "shard=1/2", "run_id=r1"]) == 0
-    assert main(["report", "results/toy/r1", "-o", "two.html"]) == 0
-    assert "has not ended" not in Path("two.md").read_text()

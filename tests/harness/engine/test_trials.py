@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_trials import STEPS, ToyTrials
+from toy_trials import ToyTrials
 from trial_runs import WHOLE, curves, execute
 
 from harness import store
@@ -15,18 +15,6 @@ from harness.__main__ import main
 from harness.cli import run
 from harness.machine.gpu_monitor import Monitor
 from harness.store.errors import Cause
-
-
-@pytest.mark.parametrize("lanes", [0, 2])
-def test_every_run_ends_as_curves(lanes: int, tmp_path: Path) -> None:
-    outcome, frame = execute(tmp_path, ToyTrials(), lanes=lanes)
-    assert outcome.state == "finished"
-    assert curves(frame) == WHOLE
-    rows = frame[frame["metric"] == "amax"]
-    assert set(rows["part"]) == {"layers.0:input"}
-    assert rows["rounds"].map(list).tolist() == [list(range(STEPS))] * 8
-    assert set(frame[frame["arm"] == "tensorwise"]["baseline"]) == {"base"}
-    assert not (tmp_path / "_checkpoints").exists()
 
 
 @pytest.mark.parametrize("lanes", [0, 2])
@@ -71,24 +59,6 @@ def test_a_run_whose_process_dies_twice_has_failed_and_resume_goes_on_from_its_f
     begun = {json.loads(r)["begun"] for r in frame[frame["arm"] == "tensorwise"]["resolved"]}
     assert begun == {3}
     assert not (tmp_path / "_checkpoints").exists()
-
-
-def test_ctrl_c_keeps_finished_runs_and_resume_makes_the_others(tmp_path: Path) -> None:
-    outcome, frame = execute(tmp_path, ToyTrials({"rowwise": "stop"}))
-    assert outcome.state == "interrupted"
-    assert curves(frame) == {key: WHOLE[key] for key in ((0, "base"), (0, "tensorwise"))}
-    before = frame.drop(columns=["attempt", "created_at"])
-    outcome, frame = execute(tmp_path, ToyTrials(), resume=True)
-    assert curves(frame) == WHOLE
-    assert not frame.duplicated(["case_id", "arm", "metric", "part"]).any()
-    kept = frame[frame["arm"].isin(["base", "tensorwise"]) & frame["axes"].str.contains('"seed":0')]
-    pd.testing.assert_frame_equal(
-        kept.drop(columns=["attempt", "created_at"]).reset_index(drop=True), before, check_exact=True
-    )
-    (begun,) = {json.loads(r)["begun"] for r in frame[frame["arm"] == "rowwise"]["resolved"]} - {0}
-    assert begun == 3
-    outcome, _ = execute(tmp_path, ToyTrials(), resume=True)
-    assert not outcome.statuses  # nothing was left
 
 
 SWEEP = """\

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +21,6 @@ from harness.engine import control, turns
 from harness.store.case import Case
 from harness.suites.common import timed
 from harness.timing import compiling
-from harness.timing.config import Timing
 from harness.timing.workload import Numerics, Workload
 
 CASE = Case.of("toy", {"n": 1}).case_id
@@ -113,31 +111,6 @@ def test_what_fails_in_a_block_has_failed(toy: ToySuite) -> None:
     assert rows.loc[CASE, "base", "time_ms"]["status"] == "ok"
 
 
-def test_a_whole_step_runs_only_where_its_memory_is(toy: ToySuite) -> None:
-    """Counting and timing alike: `run` outside of its context would have no model to step."""
-    held = [0, 0]  # now, ever
-
-    @contextmanager
-    def resident() -> Iterator[None]:
-        held[0] += 1
-        held[1] += 1
-        yield
-        held[0] -= 1
-
-    def run() -> torch.Tensor:
-        assert held[0] == 1
-        return torch.ones(2)
-
-    step = Workload(run=run, check=lambda: Numerics({}), resident=resident)
-    toy.behaviour = {"base": lambda case: step, "other": lambda case: step}
-    code, _, rows = measured(CASE, *BLOCKS, None)
-    assert (code, held[0]) == (0, 0)
-    assert held[1] > 2 * 2
-    timed = rows.loc[CASE, "other", "time_ms"]
-    assert json.loads(timed["timing"])["method"].endswith("_adjoining")
-    assert json.loads(timed["resolved"])["operator_calls"] == 1
-
-
 def test_it_compiles_with_empty_caches(toy: ToySuite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the side that compiles second would find on disk what the first one left there."""
     cold = [False]
@@ -156,24 +129,3 @@ def test_it_compiles_with_empty_caches(toy: ToySuite, monkeypatch: pytest.Monkey
     toy.behaviour = {"other": lambda case: Workload(run=run, check=lambda: Numerics({}), compiled=True)}
     _, _, rows = measured(CASE, False, None)
     assert "nothing was compiled" in rows.loc[CASE, "other", "time_ms"]["reason"]
-
-
-def test_what_struck_one_block_struck_the_row() -> None:
-    how: Any = ("isolated", "wall", "cold", 0, 0.0, "", "", False, False)
-    quiet = Timing((1.0,), (0,), (), *how, late_samples=1)
-    struck = replace(
-        quiet, throttled=True, contended=True, contended_rounds=(0,), throttled_rounds=(0,), stopped_rounds=1
-    )
-    for one, more in ((quiet, struck), (struck, quiet)):
-        joined = turns._joined(one, more, 1)
-        assert (joined.throttled, joined.contended, joined.late_samples) == (True, True, 2)
-        assert (joined.samples_ms, joined.rounds) == ((1.0, 1.0), (0, 1))
-        assert (
-            joined.contended_rounds
-            == joined.throttled_rounds
-            == (1,) * (more is struck) + (0,) * (one is struck)
-        )
-        assert joined.stopped_rounds == 1
-    unknown = replace(quiet, contended=None)
-    assert turns._joined(quiet, unknown, 1).contended is turns._joined(unknown, quiet, 1).contended is None
-    assert turns._joined(unknown, struck, 1).contended is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +84,6 @@ def test_an_arm_whose_support_ends_the_interpreter_fails_alone(
     monkeypatch.setattr(ToySuite, "unsupported", unsupported)
     assert main([*WORDS, "dry_run=true"]) == 0
     assert "could not tell whether it can run here: SystemExit: no licence" in capsys.readouterr().out
-
-
-def test_an_arm_that_ends_the_interpreter_of_the_command_is_a_row(toy: ToySuite) -> None:
-    """Built in the command's own process; an arm that is named twice has its rows once."""
-    toy.behaviour = {"other": lambda case: sys.exit(0)}
-    assert main([*WORDS, "isolate=false", "arms=[base,other,other]"]) == 1
-    assert times() == {"other": ["SystemExit: 0"] * 2}
 
 
 def test_a_dry_run_says_that_it_calls_the_users_code(capsys: pytest.CaptureFixture[str]) -> None:

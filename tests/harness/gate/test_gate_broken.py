@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,8 @@ import pytest
 
 from harness import gate
 from harness.__main__ import main
-from harness.gate import render
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
-from harness.gate.render import Answer
 from harness.gate.runner import Round, Session, SideError
 from harness.gate.sweeping import EndedError, Sweep, Sweeping
 from harness.gate.unit import Judgement
@@ -31,17 +28,6 @@ def judged(side: str, code: int | None) -> Judgement:
 
     sides = {"baseline": ROOT, "candidate": ROOT}
     return Session(Broken(sides, ["sweep=x"], 1), load_policy(), Path("nowhere")).run()
-
-
-@pytest.mark.parametrize("code", [1, 7])
-def test_a_candidate_that_does_not_import_is_a_finding(code: int) -> None:
-    found = judged("candidate", code)
-    (finding,) = found.findings
-    assert (found.code, str(finding.verdict)) == (Exit.REGRESSED, "REGRESSED")
-    assert "SyntaxError: x" in finding.reason
-    assert math.isnan(finding.unit.before)  # nothing is claimed of a baseline that was not tried
-    assert "BROKEN (exit 1)" in render.terminal(Answer.of(found))
-    assert '"exit_code": 1' in render.as_json(Answer.of(found))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from gate_fixtures import Times, time_row, write
 
 from harness import store
-from harness.gate.judge import cause_of, cycle_ratio
+from harness.gate.judge import cause_of
 from harness.gate.policy import Rule
 from harness.gate.unit import Cause, Key, Unit
 
@@ -75,19 +75,3 @@ def test_a_machine_that_moved_goes_before_all(tmp_path: Path) -> None:
     assert found is not None
     assert found.name == "control"
     assert cause_of(unit, SLOWER, 0.04) == Cause("compile", "recompiles 0 -> 9")  # less than half of it
-
-
-def test_cycles_are_compared_round_by_round(tmp_path: Path) -> None:
-    """A clock that wanders from round to round cancels in cycles; a round that one side lacks counts for nothing."""
-    clocks = [1000.0 * (1 + 0.1 * (i % 3)) for i in range(10)]
-    before = {"times": [2200.0 / clocks[0], *(2000.0 / c for c in clocks[1:])], "clocks": clocks}
-    before, after = unit_of(tmp_path, before, {"times": [2.4] * 10, "clocks": [1000.0] * 10}).rows
-    later = [row._replace(rounds=tuple(range(1, 11))) for row in after]
-    assert cycle_ratio(before, later) == pytest.approx(math.log(1.2))
-
-
-def test_where_nothing_was_counted_no_kernel_is_blamed(tmp_path: Path) -> None:
-    """A clock that was read for nine samples of ten says nothing."""
-    unit = unit_of(tmp_path, {"clocks": [*AT[:9], math.nan]}, {"clocks": AT})
-    assert cycle_ratio(*unit.rows) is None
-    assert cause_of(unit, SLOWER, 0.0) is None

@@ -61,22 +61,6 @@ def run(root: Path, *words: str, command: str = FAKE, **env: str) -> tuple[int, 
 # Verdicts
 
 
-def test_what_is_as_fast_is_ok_and_an_opened_file_is_seen(root: Path) -> None:
-    reads = package(a=0.01, b=0.02) + "open(__file__.replace('__init__.py', 'data.txt')).read()\n"
-    commit(root, {SOURCE: reads, "src/pkg/data.txt": "1", "src/pkg/unused.py": ""})
-    code, said, document = run(root, "--markdown", "v.md")
-    assert (code, document["verdict"]) == (0, "OK"), said
-    assert verdicts(document) == {"a": "OK", "b": "OK"}
-    assert document["baseline"]["commit"] == git(root, "rev-parse", "main")
-    assert document["candidate"]["commit"] == git(root, "rev-parse", "change")
-    assert {
-        f"of the change these files were read: {SOURCE}; src/pkg/data.txt",
-        "not read: src/pkg/unused.py",
-    } <= set(document["notes"])
-    assert "### Gate: OK" in (root / "v.md").read_text()
-    assert len(list(root.glob("results/gate/*/*/stage1/_run.json"))) == 2
-
-
 @pytest.mark.parametrize("hidden", [False, True])
 def test_what_is_not_committed_is_measured_as_it_is(root: Path, hidden: bool) -> None:
     if hidden:

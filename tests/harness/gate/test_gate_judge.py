@@ -25,7 +25,6 @@ from gate_fixtures import (
 from harness.gate import render
 from harness.gate.options import Exit
 from harness.gate.policy import Allowance, Match, Policy
-from harness.gate.unit import Judgement
 
 INF = float("inf")
 NOISY = Times(0.2, seed=3)
@@ -124,16 +123,6 @@ def test_exact_rules(tmp_path: Path, metric: str, before: float, after: float, e
     assert found[metric] == expected
 
 
-def test_where_slower_only_warns_numerics_and_lost_cases_still_fail(tmp_path: Path) -> None:
-    warn = policy_with(on_slower="warn")
-    before, after = slowed(1.2)
-    slower = run(tmp_path / "1", before, after, confirm=slowed(1.2, seed=1), policy=warn)
-    assert (verdict(slower), slower.code) == ("REGRESSED", Exit.OK)
-    worse = [*before, value_row(1, "sqnr_db", 28.5)], [*after, value_row(1, "sqnr_db", 20.0)]
-    assert run(tmp_path / "2", *worse, policy=warn).code is Exit.NUMERICS
-    assert run(tmp_path / "3", [*before, time_row(2, Times()())], after, policy=warn).code is Exit.REGRESSED
-
-
 def test_two_stored_runs_are_not_pairs(tmp_path: Path) -> None:
     """4 % slower is more than the tolerance of 3 %, and less than the tolerance and what sessions differ by."""
     times = Times(0.001)
@@ -154,33 +143,6 @@ def test_an_allowance_holds_until_its_date(tmp_path: Path, days: int, code: Exit
     found = run(tmp_path, *slowed(1.2), policy=policy_with(allow=(allowance,)))
     assert (verdict(found), found.code) == ("REGRESSED", code)
     assert any("ended on 2027-01-14: known, ticket 12" in note for note in found.notes) is (days < 0)
-
-
-def open_units(tmp: Path, noisy: int, quiet: int, **policy: object) -> Judgement:
-    """Equal sides; so many units are too noisy to be decided."""
-    times, back_and_forth = Times(), ([1.0, 2.0] * 5, [2.0, 1.0] * 5)
-    sides = [
-        [time_row(n, wild if n < noisy else times()) for n in range(noisy + quiet)] for wild in back_and_forth
-    ]
-    return run(tmp, *sides, policy=policy_with(**policy))
-
-
-@pytest.mark.parametrize(
-    ("noisy", "quiet", "policy", "code", "headline"),
-    [
-        (12, 38, {}, 6, "COULD NOT JUDGE 12 of 50"),
-        (8, 0, {}, 6, "COULD NOT JUDGE 8 of 8"),
-        (2, 38, {}, 0, "OK, 2 undecided"),  # a share that may stay open
-        (8, 0, {"on_inconclusive": "warn"}, 0, "COULD NOT JUDGE 8 of 8"),  # tells only, and says so
-        (20, 30, {"undecided_share": 0.5}, 0, "OK, 20 undecided"),
-        (1, 39, {"on_inconclusive": "fail"}, 6, "INCONCLUSIVE"),
-    ],
-)
-def test_silence_about_the_times_is_no_ok(
-    tmp_path: Path, noisy: int, quiet: int, policy: dict[str, Any], code: int, headline: str
-) -> None:
-    found = open_units(tmp_path, noisy, quiet, **policy)
-    assert (int(found.code), render.headline(found)) == (code, headline)
 
 
 @pytest.mark.parametrize(("rounds", "exact", "code"), [(10, True, 0), (2, True, 0), (2, False, 6)])

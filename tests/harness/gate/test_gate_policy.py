@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import yaml
 
 from harness.gate.policy import DEFAULT, Policy, Rule, load_policy
 from harness.store.errors import UsageError
-from harness.store.measurement import METRICS
 
 
 def policy_of(tmp_path: Path, text: str) -> Policy:
@@ -36,22 +34,6 @@ def test_the_tolerances_of_the_contract() -> None:
     assert policy.rule_for(unit("compile_s", suite="linear")) == Rule("timed", 0.05)
     assert policy.rule_for(unit("saved_bytes_per_elem")) == Rule("exact")
     assert policy.rule_for(unit("mismatches")) == Rule("numerics")
-
-
-@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda m: m.name)
-def test_every_metric_has_a_rule_unless_it_has_no_better_side(metric) -> None:
-    rule = load_policy().rule_for(unit(metric.name))
-    left_out = ("heldout_loss", "elapsed_s", "kernel_time_ms")
-    ignored = metric.better == "none" or metric.name in left_out
-    assert (rule.rule == "ignore") == ignored
-
-
-def test_a_file_changes_only_what_it_names(tmp_path: Path) -> None:
-    policy = policy_of(tmp_path, "metrics: {time_ms: {rule: timed, tolerance: 0.1}}\npairs: 4\n")
-    assert policy.rule_for(unit("time_ms")) == Rule("timed", 0.1)
-    assert policy.rule_for(unit("compile_s")) == load_policy().rule_for(unit("compile_s"))
-    assert (policy.pairs, policy.confirm_pairs) == (4, load_policy().confirm_pairs)
-    assert policy_of(tmp_path, "units: {1: {rule: exact}}").units["1"] == Rule("exact")  # YAML reads a number
 
 
 @pytest.mark.parametrize(
@@ -89,12 +71,3 @@ def test_what_a_policy_may_not_say(tmp_path: Path, text: str, says: str) -> None
         policy_of(tmp_path, text)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_of_two_allowances_the_one_that_holds_longer_counts(tmp_path: Path) -> None:
-    text = "allow:\n" + "".join(
-        f"- {{match: {{arm: x}}, until: {year}-01-01, reason: '{year}'}}\n" for year in (2026, 2028, 2027)
-    )
-    found = policy_of(tmp_path, text).allowance(unit("time_ms", arm="x"))
-    assert found is not None
-    assert found.until == datetime.date(2028, 1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -20,11 +19,10 @@ from harness.gate import sweeping
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.runner import Instrument, Round, Session, SideError
-from harness.gate.sides import CONTROL_SUITE, load_side
+from harness.gate.sides import CONTROL_SUITE
 from harness.gate.sweeping import EndedError, Sweeping
 from harness.gate.unit import Judgement
 from harness.store.case import Case
-from harness.store.errors import Cause
 from harness.store.measurement import Measurement
 
 CASE = Case.of("gemm", {"n": 1}).case_id
@@ -121,35 +119,6 @@ def timed_rows(folder: Path) -> Any:
     return store.read(folder).query("metric == 'time_ms'")
 
 
-def test_the_rows_of_rounds_become_one(scripted: Any) -> None:
-    more = (*SOUND, row("sqnr_db", 3.0, part="layers.0"))
-    sitting = scripted(candidate={"rows": more})
-    assert sitting.stage(1, 3) == 3
-    rows = store.read(sitting.folder).set_index(["metric", "part"]).sort_index()
-    assert sorted(rows.index) == [
-        ("compile_s", ""),
-        ("sqnr_db", ""),
-        ("sqnr_db", "layers.0"),
-        ("time_ms", ""),
-    ]
-    timed = rows.loc["time_ms", ""]
-    assert timed["samples"].tolist() == [1.0, 1.00001] * 2 * 3
-    assert timed["rounds"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert timed["sample_clock_mhz"].tolist() == [1980.0] * 12
-    assert json.loads(timed["timing"])["late_samples"] == 6
-    assert rows.loc["compile_s", ""]["rounds"].tolist() == [0, 1, 2]  # each process compiled once
-    assert rows.loc["sqnr_db", ""]["samples"].tolist() == [28.0]  # no time: one number
-
-
-@pytest.mark.parametrize(("alone", "most"), [(False, 2), (True, 1)])
-def test_alone_means_one_process_at_a_time(scripted: Any, alone: bool, most: int) -> None:
-    sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
-    sitting.instrument.alone = alone
-    sitting.stage(1, 3)
-    assert (Scripted.most, Scripted.started, Scripted.living) == (most, 6, 0)
-    assert timed_rows(sitting.folder)["rounds"].map(set).tolist() == [{0, 1, 2}] * 2
-
-
 @pytest.mark.parametrize("ends", [1, 2, 3])
 def test_a_sweep_that_ends_early_fails_its_case_and_no_other_side(scripted: Any, ends: int) -> None:
     """While it prepares, in a block, or before it says that the case has ended."""
@@ -192,31 +161,6 @@ def test_a_side_that_cannot_plan_or_is_of_another_tree_is_refused(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_a_case_of_which_nothing_can_be_timed_takes_no_blocks(scripted: Any) -> None:
-    """The sweep asks for the next case at once; what is told to it then is not meant for a block."""
-    failed = row(
-        status="failed", reason="no memory", cause=Cause.OOM, samples=(), rounds=(), sample_clock_mhz=()
-    )
-    sitting = scripted(baseline=SCRIPT, candidate={"rows": (failed,), "unfit": True})
-    sitting.stage(1, 2)
-    (bad,) = timed_rows(sitting.folder / "candidate").to_dict("records")
-    assert (bad["status"], bad["reason"]) == ("failed", "no memory (round 0)")
-
-
-def test_what_is_flagged_is_measured_again_and_only_that(tmp_path: Path, scripted: Any) -> None:
-    def two(ms: float) -> dict[str, Any]:
-        return {"cases": (1, 2), "rows": (row(ms=ms), row(n=2))}
-
-    found = judged(scripted(baseline=two(1.0), candidate=two(1.2)), pairs=6, confirm_pairs=2, blocks=2)
-    assert found.code is Exit.REGRESSED
-    timed = {f.unit.key.case_id: str(f.verdict) for f in found.findings if f.unit.key.metric == "time_ms"}
-    assert timed == {CASE: "REGRESSED", OTHER: "OK"}
-    (again,) = (tmp_path / "r").rglob("candidate/stage2")
-    rows = store.read(again)
-    assert rows["case_id"].tolist() == [CASE]
-    assert set(rows["rounds"].iloc[0]) == set(range(8))  # what a claim takes, though the policy asks for 2
-
-
 # The time budget
 
 
@@ -229,19 +173,6 @@ class Clock:
     def __call__(self) -> float:
         self.now += self.reading
         return self.now
-
-
-def test_no_round_is_begun_that_would_not_end_in_time(scripted: Any) -> None:
-    sitting = scripted(baseline=SCRIPT, candidate=SCRIPT)
-    sitting.clock = Clock(1.0)  # some twenty readings a round
-    done = sitting.stage(1, 10, ends=100.0)
-    assert 1 < done < 10
-    assert sitting.clock.now < 110
-    assert {frozenset(r) for r in timed_rows(sitting.folder)["rounds"]} == {frozenset(range(done))}
-    gate = store.read_about(sitting.folder / "candidate" / "stage1")["gate"]
-    assert (gate["rounds"], gate["pairs"]) == (done, 10)
-    side = load_side(sitting.folder / "candidate", "candidate", "")
-    assert any(f"held {done} of 10 rounds of stage 1" in note for note in side.notes)
 
 
 def test_a_round_that_does_not_end_in_time_is_broken_off_and_forgotten(scripted: Any) -> None:

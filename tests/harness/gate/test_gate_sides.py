@@ -15,7 +15,6 @@ from gate_fixtures import ENV, Times, time_row, write
 
 from harness.__main__ import main
 from harness.gate import runner
-from harness.gate.sides import load_side
 
 
 @pytest.fixture
@@ -155,19 +154,6 @@ def test_a_file_is_no_baseline_to_measure_against_and_nothing_is_measured(
 def test_a_sweep_that_cannot_be_planned_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gate", "--measure", "sweep=none"]) == 2
     assert refused(capsys, "none")
-
-
-def test_only_one_session_makes_pairs(tmp_path: Path) -> None:
-    """A side whose runs come from two sittings has no session: its rounds are nobody's pairs."""
-    folder = write(tmp_path / "a", [time_row(1, Times()())], session="S")
-    assert load_side(folder, "baseline", "").session == "S"
-    write(folder, [time_row(1, Times()())], session="T", stage=2)
-    side = load_side(folder, "baseline", "")
-    assert (side.session, sorted(side.stages)) == ("", [1, 2])
-    (folder / "stage1" / "_run.json").unlink()
-    (folder / "stage2" / "_run.json").unlink()
-    side = load_side(folder, "baseline", "")
-    assert (sorted(side.stages), side.session) == ([1], "")
 
 
 # pytest-benchmark files, a process each

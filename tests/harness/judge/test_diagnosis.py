@@ -10,30 +10,19 @@ import re
 
 import numpy as np
 import pytest
-from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted, whole_suite
+from curves_for_tests import AXES, STEPS, case_of, control, rows_of_runs, shifted
 from diagnosed import found, look
-from report_cases import ceiling_cases, linear_cases
-from report_fixtures import CPU, H200, Invented, absent, figure, frame
+from report_fixtures import CPU, H200, Invented, absent, figure
 
 import fp8core
-from harness.advise.fp8_break_even import Rates, rates
+from harness.advise.fp8_break_even import Rates
 from harness.judge import diagnosis
-from harness.judge.diagnosis import findings
 from harness.judge.verdict import Curve
 from harness.store.case import Case
 from harness.store.errors import Cause
 
 BASE = control()
 SCHEDULE = {"rise_steps": 30, "lr": 1e-3}
-
-
-def test_a_sweep_in_which_nothing_is_wrong_has_no_finding(tmp_path):
-    rows = whole_suite()
-    rows += [
-        look("tensorwise", "sqnr_db", "layers.0.q:input", [31.5, 31.4]),
-        look("tensorwise", "saturated_frac", "q:weight", [0.0] * 3),
-    ]
-    assert findings(frame(tmp_path, rows)) == []
 
 
 # FP8 that did not run
@@ -145,24 +134,6 @@ def test_a_loss_that_runs_away_early_is_found_and_one_that_does_so_late_is_not(t
             assert "layers were not diagnosed" in " ".join(got[0].evidence)
 
 
-@pytest.mark.parametrize(
-    ("looks", "words"),
-    [
-        ({"sqnr_db": 30.0}, "layers were not diagnosed"),
-        ({"saturated_frac": 0.0}, "layers were not diagnosed"),
-        ({"saturated_frac": 0.0, "underflow_frac": 0.0}, "no cast saturates or underflows"),
-    ],
-)
-def test_only_of_casts_that_were_looked_at_it_is_said_that_none_saturates_or_underflows(
-    tmp_path, looks, words
-):
-    runs = shifted(BASE, 1.5)
-    rows = rows_of_runs("base", BASE) + rows_of_runs("tensorwise", runs, recipe="tensorwise")
-    rows += [look("tensorwise", metric, "q:input", [value] * 3) for metric, value in looks.items()]
-    (finding,) = found(tmp_path, rows, "diverges")
-    assert words in " ".join(finding.evidence)
-
-
 def test_a_run_that_breaks_at_its_very_first_step_diverges(tmp_path):
     rows = rows_of_runs("base", BASE)
     rows += [
@@ -229,23 +200,6 @@ STEP = Case.of("train", {"model": "gpt2", "batch": 16, "checkpointing": "none"})
 
 
 @pytest.mark.parametrize(
-    ("remedies", "change"),
-    [
-        ({"batch=8": 3 * 2**30, "checkpointing=full": 2**30},
-         "axes.batch=8, which frees 3 GiB or axes.checkpointing=full, which frees 1 GiB"),
-        ({}, "a smaller case, or a device with more memory"),
-    ],
-)  # fmt: skip
-def test_out_of_memory_names_the_remedies_that_its_suite_predicts(tmp_path, remedies, change):
-    failed = absent(STEP, "rowwise_eager", "failed", LACKS, "bf16_eager", cause=Cause.OOM)
-    failed = dataclasses.replace(failed, resolved={"recipe": "rowwise", "remedies": remedies})
-    rows = [*Invented().times(STEP, {"bf16_eager": {"ms": 90.0}}), failed]
-    (finding,) = found(tmp_path, rows, "runs out of memory")
-    assert finding.symptom == "train rowwise_eager runs out of memory, bf16_eager does not"
-    assert (finding.evidence, finding.change) == ((LACKS,), change)
-
-
-@pytest.mark.parametrize(
     ("recipe", "known"), [("", ()), ("rowwise", ()), ("rowwise", ("arm",)), ("rowwise", ("arm", "base"))]
 )
 def test_what_did_not_fit_is_said_only_where_rows_say_it(tmp_path, recipe, known):
@@ -295,17 +249,6 @@ def test_break_even_sizes_of_the_published_table(cast_bytes, size):
     h200 = Rates(780e12, 1300e12, 4e12, "round numbers")
     assert h200.break_even(16384, cast_bytes) == pytest.approx(size, abs=1)
     assert h200.break_even(300) == math.inf
-
-
-def test_rates_are_measured_ceilings_before_published_peaks(tmp_path):
-    ceilings = [row for case in ceiling_cases(Invented(), 4200.0, 740.0) for row in case]
-    measured = rates(frame(tmp_path / "a", ceilings))
-    assert measured.source == "measured in the ceilings"
-    assert measured.fp8 / measured.bf16 == pytest.approx(1.9 / 1.02, rel=0.05)
-    plain = frame(tmp_path / "b", [row for case in linear_cases(Invented(), 690.0)[:1] for row in case])
-    assert rates(plain).source == "published peaks"
-    assert rates(plain).bandwidth == pytest.approx(4.8e12)
-    assert rates(plain.assign(env="{}")) is None
 
 
 def test_layers_below_the_break_even_are_named_on_a_gpu_only(tmp_path):

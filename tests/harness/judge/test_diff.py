@@ -66,28 +66,6 @@ def test_the_interval_is_welch_s() -> None:
     assert (alone.ratio, alone.low, alone.high, alone.direction) == (2.0, 0.0, math.inf, "unclear")
 
 
-def test_slower_faster_and_the_same(tmp_path: Path) -> None:
-    before = [
-        timed("bf16_eager", 10.0),
-        timed("a_eager", 10.0, "bf16_eager"),
-        timed("b_eager", 10.0, "bf16_eager"),
-    ]
-    after = [
-        timed("bf16_eager", 10.05),
-        timed("a_eager", 12.0, "bf16_eager"),
-        timed("b_eager", 8.0, "bf16_eager"),
-    ]
-    found = compared(tmp_path, before, after)
-    assert {t.arm: t.verdict for t in found.times} == {
-        "bf16_eager": "same",
-        "a_eager": "slower",
-        "b_eager": "faster",
-    }
-    assert only(found, "a_eager").ratio == pytest.approx(1.2, rel=0.01)
-    assert only(found, "a_eager").low < 1.2 < only(found, "a_eager").high
-    assert not compared(tmp_path / "again", before, before).environment
-
-
 def test_a_difference_within_a_run_s_own_noise_is_none(tmp_path: Path) -> None:
     """The A/A control of the first run says that two equal arms may seem 10 % apart."""
     before = [

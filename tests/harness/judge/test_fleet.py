@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleet_fixtures import CASES, CHECK, card, env, failed, judged, names, sustained, time
-from fleet_rates import rate
-from report_fixtures import figure, write_run
+from fleet_fixtures import CASES, CHECK, card, env, failed, judged, names, time
+from report_fixtures import write_run
 
 import harness.judge.fleet
 from harness.__main__ import main
@@ -20,7 +19,7 @@ from harness.cli.config import load
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
 from harness.judge.fleet import Fleet
-from harness.judge.fleet.judge import Group, limit
+from harness.judge.fleet.judge import Group
 from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.suites import SUITES, checksum
@@ -125,18 +124,6 @@ def test_the_slowest_card_bounds_what_may_be_claimed(tmp_path: Path) -> None:
     assert [s.speedup for s in group.spreads if s.arm == "bf16_eager"] == [None]
 
 
-@pytest.mark.parametrize("lead", [1, 2, 3])
-def test_throttling_under_load_alone_is_found(lead: int, tmp_path: Path) -> None:
-    """25 % slower in each sustained row, of as many cases as were measured so; well in all others."""
-    for name in (*names(3), "beef"):
-        bad = name == "beef"
-        card(tmp_path, name, extra=[sustained(c, 1.25 if bad else 1.0, bad) for c in CASES[:lead]])
-    (group,) = judged(tmp_path)
-    (outlier,) = group.outliers
-    assert (outlier.card[:4], outlier.suite, outlier.regime) == ("beef", "gemm", "sustained")
-    assert outlier.off == pytest.approx(0.25)
-
-
 def test_slow_memory_alone_is_found_by_the_cases_of_the_sweep(tmp_path: Path) -> None:
     """Its copy takes a quarter longer and its products as long as the others'."""
     plan = make_plan(load(["sweep=fleet"], lambda asked: "cuda").config, SUITES)
@@ -149,22 +136,6 @@ def test_slow_memory_alone_is_found_by_the_cases_of_the_sweep(tmp_path: Path) ->
 
 
 # What is compared
-
-
-def test_what_two_cards_measured_judges_none(healthy: Path, tmp_path: Path) -> None:
-    """One of the two took three times as long; which of them is at fault nobody can tell."""
-    for name, slow in {"aaaa": 1.0, "bbbb": 3.0}.items():
-        card(tmp_path, name, extra=[[time(LONG, "bf16_eager", 16 * slow)]])
-    (group,) = judged(healthy, tmp_path)
-    assert not group.outliers
-    assert {s.cases for s in group.spreads if s.suite == "gemm"} == {3}
-
-
-def test_what_differs_between_the_cards_is_listed(healthy: Path, tmp_path: Path) -> None:
-    card(tmp_path, "beef", driver="580.1", power_limit_w=600.0)
-    (group,) = judged(healthy, tmp_path)
-    assert set(group.differences) == {"driver", "power_limit_w"}
-    assert [cards[0][:4] for cards in group.differences["power_limit_w"].values()][-1] == "beef"
 
 
 @pytest.mark.parametrize(
@@ -199,13 +170,6 @@ def test_one_code_of_two_commits_is_one_code(tmp_path: Path) -> None:
     assert set(group.differences) == {"git_commit"}
 
 
-def test_cards_that_were_given_one_run_id_do_not_replace_each_other(tmp_path: Path) -> None:
-    for name in names(4):
-        card(tmp_path, name, run_id="night")
-    (group,) = judged(tmp_path)
-    assert {s.cards for s in group.spreads} == {4}
-
-
 @pytest.mark.parametrize(
     ("first", "second", "kinds"),
     [
@@ -221,26 +185,6 @@ def test_the_newest_time_of_a_card_counts_and_every_result(
     card(tmp_path / "first", "beef", **first)
     card(tmp_path / "second", "beef", **second)
     assert [kind for _, kind in outliers(healthy, tmp_path)] == kinds
-
-
-def test_what_was_skipped_does_not_replace_what_was_measured(healthy: Path, tmp_path: Path) -> None:
-    """A second night whose time ran out before the case of the slow card."""
-    card(tmp_path, "beef", slow=1.5)
-    skipped = [[replace(r, status="skipped") for r in failed(case, "no time left")] for case in CASES]
-    write_run(tmp_path / "late", skipped, run_id="late", sweep="fleet", env=env("beef"))
-    assert outliers(healthy, tmp_path) == [("beef", "slow")]
-
-
-@pytest.mark.parametrize("regime", ["", "sustained"])
-@pytest.mark.parametrize(("broken", "whole", "blamed"), [(1, 1, 1), (2, 2, 2), (3, 2, 0), (4, 0, 0)])
-def test_what_fails_on_most_cards_is_nobodys_fault(
-    broken: int, whole: int, blamed: int, regime: str, tmp_path: Path
-) -> None:
-    for i, name in enumerate(names(broken + whole)):
-        bad = i < broken
-        extra = [failed(CASES[0], ECC, regime)] if bad and regime else []
-        card(tmp_path, name, fails=ECC if bad and not regime else "", extra=extra)
-    assert [kind for _, kind in outliers(tmp_path)] == ["fails"] * blamed
 
 
 # Results
@@ -263,49 +207,7 @@ def test_a_failed_row_of_the_suite_is_wrong_bits_or_another_failure(
     assert outliers(tmp_path) == [("beef", kind)]
 
 
-@pytest.mark.parametrize(
-    ("given", "suspect"),
-    [
-        ({"aaaa": "1", "bbbb": "2"}, ["aaaa", "bbbb"]),  # no majority: both
-        ({"aaaa": "1", "bbbb": "12"}, ["bbbb"]),
-        ({"aaaa": "12"}, ["aaaa"]),  # alone, of two nights
-        ({"aaaa": "12", "bbbb": "21"}, ["aaaa", "bbbb"]),
-        ({"aaaa": "12", "bbbb": "1", "cccc": "2"}, ["aaaa", "bbbb", "cccc"]),  # two of three for either
-        ({"aaaa": "1"}, []),
-        ({"aaaa": "1", "bbbb": "1", "cccc": "2"}, ["cccc"]),
-        # half is no majority
-        ({"aaaa": "1", "bbbb": "1", "cccc": "2", "dddd": "3"}, ["aaaa", "bbbb", "cccc", "dddd"]),
-    ],
-    ids=str,
-)
-def test_most_cards_are_right(given: dict[str, str], suspect: list[str], tmp_path: Path) -> None:
-    for name, values in given.items():
-        for night, value in enumerate(values):
-            card(tmp_path / str(night), name, checksum=value)
-    (group,) = judged(tmp_path)
-    assert [(o.card[:4], o.kind) for o in group.outliers] == [(name, "corrupt") for name in suspect]
-    assert group.checksums_compared == (len(given) > 1)
-
-
 # How far a score may lie
-
-
-@pytest.mark.parametrize(("cards", "scores"), [(3, 1), (3, 6), (5, 12), (8, 6), (16, 3), (64, 6), (300, 6)])
-def test_the_rate_of_false_alarms_is_that_of_the_whole_judgement(cards: int, scores: int) -> None:
-    """By simulation. Three standard deviations of 4,000 fleets of which 5 % are out of line: 1 %."""
-    assert rate(cards, 0.02, 0.0, scores, draws=4000) < 0.05 + 0.012
-    assert rate(cards, 0.01, 0.0, scores, draws=4000) < 0.01
-    assert limit(cards * scores, 0.05) >= limit(1, 0.05) == math.log1p(0.05)
-
-
-def test_the_limit_is_the_tolerance_or_three_and_a_half_robust_deviations(tmp_path: Path) -> None:
-    """Scores 0, 1, 2, 3 and 4 tenths: median 0.2, median absolute deviation 0.1, limit 3.5 x 1.4826 x 0.1 = 0.519."""
-    for far, kind in ((0.7, "spread"), (0.75, "slow")):
-        folder = tmp_path / str(far)
-        for i, score in enumerate([0.0, 0.1, 0.2, 0.3, far]):
-            rows = [time(CASES[0], "bf16_eager", math.exp(score))]
-            write_run(folder / str(i), [rows], run_id=str(i), env=env(f"{i}" * 4))
-        assert outliers(folder) == [("4444", kind)]
 
 
 # The command, and the sweep
@@ -384,21 +286,6 @@ def test_the_sbatch_example_gives_each_card_of_a_fleet_all_cases(index: int, tmp
         assert last == f"run_id=slurm-9-{index}-{1 if again else 0}"
         assert "sweep=fleet" in said
         assert "shard" not in said
-
-
-def test_a_card_is_judged_on_what_it_measured_with_the_software_of_the_others(tmp_path: Path) -> None:
-    """It took half as long again before; with the present software only its result is known."""
-    for name in names(4):
-        card(tmp_path / "now", name, code="new")
-    card(tmp_path / "before", "beef", slow=1.5, code="old")
-    result = figure(CHECK, "rowwise_eager", "mismatches", 0.0, resolved={"checksum": "c0ffee"})
-    write_run(
-        tmp_path / "now" / "beef", [[result]], run_id="beef", sweep="fleet", env=env("beef", code="new")
-    )
-    found = judged(tmp_path)
-    assert [len(group.cards) for group in found] == [5, 1]
-    assert not any(group.outliers for group in found)
-    assert (len(found[0].judged_by_times), len(found[0].judged_by_results)) == (4, 5)
 
 
 def test_a_card_without_a_measurement_in_common_is_named(

@@ -31,12 +31,6 @@ def test_the_power_is_the_share_of_draws_that_pass(sd: float, gap: float, seeds:
     assert tost_power(sd, 1.0, seeds, gap) == pytest.approx(share, abs=0.008)
 
 
-def test_where_no_number_suffices_it_says_so() -> None:
-    assert seeds_for(1.0, 1.0, gap=1.0) is None
-    assert seeds_for(1.0, 1.0, gap=2.0) is None
-    assert seeds_for(1.0, 1.0) == 11
-
-
 GAPS = (-1.0, 0.0, 1.0, 0.5, -0.5)  # of the seeds, in units of `size`
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -14,31 +12,12 @@ from harness.machine.communication import (
     REDUCE_SCATTER,
     ROUNDS,
     Group,
-    bandwidth,
     latency,
     seconds,
     small_all_reduce,
-    wire_bytes,
 )
 
 LINK, NET = 360e9, 40e9
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 8, 16])
-def test_bytes_of_a_ring(size: int) -> None:
-    """Each GPU passes on all of `size` chunks but its own, once; an all-reduce goes round twice."""
-    for kind, times in {ALL_GATHER: 1, REDUCE_SCATTER: 1, ALL_REDUCE: 2}.items():
-        assert wire_bytes(kind, float(size), size) == times * (size - 1)
-
-
-@pytest.mark.parametrize(
-    ("size", "stride", "node", "nodes"),
-    [(8, 1, 8, 1), (16, 1, 8, 2), (32, 8, 8, 32), (8, 2, 8, 2), (8, 16, 8, 8)],
-)  # fmt: skip
-def test_nodes_of_a_group(size: int, stride: int, node: int, nodes: int) -> None:
-    """Members counted along the machine: rank r * stride lies on node r * stride // node."""
-    assert len({r * stride // node for r in range(size)}) == nodes
-    assert Group.of(size, stride, node) == Group(size, nodes)
 
 
 def test_nccl_s_formula_by_hand() -> None:
@@ -53,13 +32,6 @@ def test_nccl_s_formula_by_hand() -> None:
     )
 
 
-def test_bandwidth_is_that_of_the_narrowest_place() -> None:
-    assert bandwidth(Group(8, 1), LINK, NET) == LINK
-    assert bandwidth(Group(64, 8), LINK, NET) == 8 * NET
-    assert bandwidth(Group(64, 8), LINK, 2 * NET) == LINK, "network cards of a node outrun its links"
-    assert bandwidth(Group(32, 32), LINK, NET) == NET, "one member a node has one card"
-
-
 def test_one_gpu_sends_nothing() -> None:
     alone = Group(1, 1)
     assert (
@@ -68,14 +40,6 @@ def test_one_gpu_sends_nothing() -> None:
         == small_all_reduce(alone)
         == 0
     )
-
-
-def test_small_all_reduces_take_a_tree_where_rings_are_long() -> None:
-    """8 GPUs: ring 6.6 + 14 x 0.6; 4,096: a tree of 9 levels, since a ring has 8,190 steps."""
-    assert small_all_reduce(Group(8, 1)) == pytest.approx(15.0e-6)
-    far = 6.8e-6 + 2 * (7 * 0.6e-6 * 1.8 + math.log2(512) * 5e-6)
-    assert small_all_reduce(Group(4096, 512)) == pytest.approx(far)
-    assert small_all_reduce(Group(4096, 512)) < latency(ALL_REDUCE, Group(4096, 512)) / 100
 
 
 @given(

@@ -3,12 +3,7 @@ public traces and issues; libraries' own sources), a real CPU profile, and the p
 
 from __future__ import annotations
 
-import re
-
-import pytest
-
-from fp8core.proof import profiled_gemms
-from harness.machine.kernels_by_name import ATTENTION, BF16_GEMM, CLASSES, FP8_GEMM, kernel_class
+from harness.machine.kernels_by_name import CLASSES, kernel_class
 
 NAMES = {
     "fp8_gemm": [
@@ -83,37 +78,3 @@ CASES = [(name, kind) for kind, names in NAMES.items() for name in names]
 def test_names() -> None:
     assert set(NAMES) == set(CLASSES)
     assert {name: kernel_class(name) for name, _ in CASES} == dict(CASES)
-
-
-def test_gemm_kernels_are_those_that_verify_counts() -> None:
-    """`fp8core.proof.profiled_gemms` reads the same names: of GEMM kernels, its share in FP8 is the two classes' share here."""
-    for name, kind in CASES:
-        if kind in (FP8_GEMM, BF16_GEMM) and "::" not in name.split("<")[0] and not name.startswith("triton"):
-            if re.search("gemv|splitK", name):  # small ones, which it leaves out
-                continue
-            assert profiled_gemms.GEMM_KERNEL.search(name), name
-            assert bool(profiled_gemms.FP8_KERNEL.search(name)) == (kind == FP8_GEMM), name
-    assert all(kernel_class(op) == FP8_GEMM for op in profiled_gemms.FP8_GEMM_OPS)
-    assert not any(profiled_gemms.GEMM_KERNEL.search(name) for name, kind in CASES if kind == ATTENTION)
-
-
-@pytest.mark.parametrize(
-    ("name", "enclosing", "kind"),
-    [
-        ("aten::mul", ["_ScaledLinear", "aten::linear"], "cast"),
-        ("aten::copy_", ["aten::_to_copy", "aten::to", "_ScaledLinearBackward"], "cast"),
-        ("aten::copy_", ["matmul_with_hp_or_float8_argsBackward"], "cast"),
-        ("aten::mm", ["_ScaledLinearBackward"], "bf16_gemm"),
-        ("aten::_scaled_mm", ["_ScaledLinear"], "fp8_gemm"),
-        ("aten::mm", ["aten::_scaled_mm", "_ScaledLinear"], "fp8_gemm"),
-        ("nvjet_tst_192x192_64x3_2x1_v_bz_coopB_NNN", ["aten::_scaled_mm", "_ScaledLinear"], "bf16_gemm"),
-        ("_ScaledLinear", [], "cast"),
-        ("aten::add_", ["Optimizer.step#AdamW.step"], "optimizer"),
-        ("Memcpy DtoD (Device -> Device)", ["aten::copy_", "_ScaledLinear"], "cast"),
-        ("void fill_kernel", ["aten::zero_", "fp8core::amax"], "cast"),
-        ("void softmax_kernel", ["aten::_softmax", "aten::_scaled_dot_product_attention_math"], "attention"),
-        ("aten::mul", ["GeluBackward0"], "other"),
-    ],
-)
-def test_what_launched_a_nameless_kernel_decides(name: str, enclosing: list[str], kind: str) -> None:
-    assert kernel_class(name, enclosing) == kind

@@ -185,35 +185,6 @@ MPT = (6 * 2_651_837_440 + 12 * 32 * 2560 * 2048, 6 * 32 * 12 * 2560**2)
 LLAMA = (6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 8192, 6 * 32 * 218_103_808)
 
 
-@pytest.mark.parametrize(
-    ("flops", "device", "expected"),
-    [
-        # printed as 152 % and 563 % over the peak of an A100, which an unknown device fell back to
-        ({"bf16": 0.205 * 2300e12}, "MI350X", {"mfu_mixed": 0.205}),
-        ({"bf16": 5.63 * 312e12}, "MI355X", {"mfu_mixed": 0.703}),
-        (
-            {"fp8": MPT[1] * 30586, "bf16": (MPT[0] - MPT[1]) * 30586},
-            "H100 SXM",
-            {"mfu_fp8_peak": 0.277, "mfu_bf16_peak": 0.554, "mfu_mixed": 0.321},
-        ),
-        ({"bf16": MPT[0] * 22525}, "H100 SXM", {"mfu_mixed": 0.408}),
-        (
-            {"fp8": LLAMA[1] * 7186, "bf16": (LLAMA[0] - LLAMA[1]) * 7186},
-            "H100 SXM",
-            {"mfu_bf16_peak": 0.4208, "mfu_mixed": 0.269},
-        ),
-    ],
-)
-def test_figures_that_others_printed(
-    flops: dict[str, float], device: str, expected: dict[str, float]
-) -> None:
-    """torchtitan pull requests 4779 and 808, Primus pull request 772, llm-foundry's scripts/train/benchmarking."""
-    found = utilization(flops, 1.0, named(device), recomputed={})
-    for name, share in expected.items():
-        assert getattr(found, name) == pytest.approx(share, abs=0.001)
-    assert found.flags == ()
-
-
 def test_recomputation_counts_for_the_hardware_and_not_for_the_model() -> None:
     flops, again = {"bf16": 600e12}, {"bf16": 200e12}
     found = utilization(

@@ -38,14 +38,6 @@ def test_each_of_these_signals_ends_what_is_within_once_and_nothing_outside(numb
     assert signal.getsignal(number) is nobody
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_what_a_shell_had_this_process_ignore_stays_ignored(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_IGN)
-    with interruptible() as interrupts:
-        signal.raise_signal(number)
-    assert not interrupts.heard
-
-
 def test_one_within_another_is_the_outer_one() -> None:
     with interruptible() as outer, interruptible() as inner:
         assert inner is outer

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.convert import convert_to_float8_training
-from fp8core.recipe import RECIPES
 from fp8core.tensor import quantize
 from harness.peers import PEERS, nanochat_style, scaled_mm, torchao, torchao_nocompile
 from harness.peers.peer import import_missing
 from harness.store.case import Case
-from harness.store.compare import MODES
 from harness.suites import cast, gemm, linear
 
 LINEAR = Case.of("linear", {"shape_set": "custom", "layer": "custom", "M": 48, "K": 64, "N": 80})
@@ -38,25 +36,6 @@ def step(layer: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
 
 
 # The table
-
-
-@pytest.mark.parametrize("name", PEERS)
-def test_a_peer_keeps_the_protocol(name: str) -> None:
-    peer = PEERS[name]
-    assert peer.doc
-    assert peer.linear or peer.cast or peer.gemm
-    assert set(peer.recipes) <= set(RECIPES)
-    assert set(peer.modes) <= set(MODES)
-    assert bool(peer.modes) == bool(peer.linear or peer.cast)
-    if peer.missing("cpu") is None:
-        assert peer.version()
-
-
-def test_arms_of_peers_cannot_be_taken_for_others() -> None:
-    """An arm's owner is found by its first word, so that no word may begin another arm's name."""
-    words = [f"{peer.arm}_" for peer in PEERS.values()]
-    own = [*(f"{name}_" for name in RECIPES), "bf16_", "fp8_", "eager_", "compile_"]
-    assert not [(a, b) for a in words for b in [*words, *own] if a is not b and b.startswith(a)]
 
 
 # Absent

@@ -15,10 +15,9 @@ from report_fixtures import H200, Invented, absent, figure, write_run
 from report_pages import Page, lead_of, machine, table, told
 from report_pages import run_of as stored
 
-from harness.report import facts, standings, steps, verdicts
+from harness.report import standings, steps, verdicts
 from harness.report.headline import headline, headline_rows
 from harness.report.picture import picture
-from harness.report.records import numerics_by_arm
 from harness.report.table import quantile
 from harness.store.case import Arm, Case
 from harness.store.errors import Cause
@@ -229,17 +228,6 @@ def test_a_wrong_result_is_a_no_and_is_named(tmp_path, ask, wrong, named):
     assert (answer.verdict, answer.sentence.rpartition(": ")[2]) == ("no", f"{named}.")
 
 
-@pytest.mark.parametrize("low", [0, 1, 2])
-def test_the_case_that_comes_nearest_to_its_own_bound_counts(tmp_path, low):
-    """29 dB of a case that needs 32 is a no, beside 26 of one that needs 20 and 28 of one that states no bound."""
-    cases = [[29.0, 32.0], [26.0, 20.0], [28.0, None]]
-    cases = cases[-low:] + cases[:-low]
-    found = stored(tmp_path, *(sqnr("linear", *case, layer=str(i)) for i, case in enumerate(cases)))
-    assert verdicts.is_sound(found).verdict == "no"
-    (worst,) = numerics_by_arm(found)
-    assert (worst.sqnr, worst.bounds, worst.failing) == ({"sqnr_db": 29.0}, {"sqnr_db": 32.0}, ["sqnr_db"])
-
-
 @pytest.mark.parametrize(
     ("resolved", "verdict"),
     [
@@ -260,13 +248,6 @@ def test_each_case_is_held_against_its_own_bound(tmp_path):
     """The case of the least SQNR is within its bound, another one is not."""
     rows = [*sqnr("linear", 28.1, 28.3), *sqnr("linear", 24.6, 24.3, layer="qkv")]
     assert verdicts.is_sound(stored(tmp_path, rows)).verdict == "no"
-
-
-def test_a_time_that_nobody_saw_run_in_fp8_makes_no_yes(tmp_path):
-    case = Case.of("gemm", {"M": 16, "K": 16, "N": 16})
-    arms = {"bf16": {"ms": 1.0}, "fp8_tensorwise": {"ms": 0.6, "baseline": "bf16", "flops": {"e4m3": 8192.0}}}
-    answer = verdicts.did_fp8_run(stored(tmp_path, *layers(FAST), Invented().times(case, arms)))
-    assert (answer.verdict, "1 without a count" in answer.sentence) == ("partly", True)
 
 
 def test_a_study_of_breakage_is_never_sound(tmp_path):
@@ -344,14 +325,6 @@ def test_a_figure_in_doubt_says_so(tmp_path, rows, says):
     assert says in told(found)
     if "slower under load" in says:
         assert (verdicts.is_faster(found).verdict, drawn_hollow(found)) == ("partly", 1)
-
-
-@pytest.mark.parametrize(("marks", "said"), [({}, None), ({"contended_rounds": [0, 2]}, "6 of 18")])
-def test_other_load_is_told_where_it_was_looked_for(tmp_path, marks, said):
-    """Oracle: the marks of the three cases of one arm; rows that hold none, as those of 2026-11-27, say nothing."""
-    found = stored(tmp_path, *layers(FAST, timing={"rowwise_compile": marks}))
-    row = dict(facts.facts(found)).get("rounds seen beside other load")
-    assert row == said
 
 
 def test_a_wrong_result_comes_before_any_speed(tmp_path):

@@ -10,7 +10,6 @@ import browser
 import pytest
 from report_fixtures import Invented, absent, figure, write_run
 
-from harness import store
 from harness.report import write_report
 from harness.store.case import Case
 
@@ -165,16 +164,6 @@ def test_csv_holds_no_formula(chromium, tmp_path):
     cells = {cell for row in _csv(chromium, table) for cell in row}
     assert {"'=1+1", "'+cmd|' /C calc'!A0", "'-2+3", "'@SUM(A1)", "plain", "-0.2500"} <= cells
     assert not [c for c in cells if c[:1] in "=+@" and c]
-
-
-def test_long_tables_are_unpacked_whole(page, gpu, whole):
-    """Oracle: the store. A table longer than what stands in the page gets the rest of its rows from its package."""
-    assert page.complaints == []
-    table = page.evaluate("document.querySelector('table[id^=t-rows]').id")
-    assert page.evaluate(f"document.getElementById('{table}').dataset.rest !== undefined")
-    info = page.evaluate(f"document.querySelector('#{table}_info').textContent")
-    rows = [store.read(folder) for folder in (gpu[0], whole.html.parent / "t")]
-    assert info == f"1 to 25 of {sum(int((own['part'] == '').sum()) for own in rows)} rows"
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (400, 800)])

@@ -52,14 +52,3 @@ def test_break_even_by_hand(tmp_path):
         "never",
         "",
     ]
-
-
-def test_steps_of_different_batches_are_no_pair(tmp_path):
-    case = Case.of("train", {"model": "nano"})
-    arms = {
-        f"bf16_{mode}": {"ms": 4.0, "resolved": {"tokens_per_step": tokens}}
-        for mode, tokens in (("eager", 512), ("compile", 1024))
-    }
-    rows = [*Invented().times(case, arms), figure(case, "bf16_compile", "compile_s", 30.0)]
-    (about,) = records.compilations(run_of(tmp_path, rows)).values()
-    assert "cold_pays" not in about

@@ -6,8 +6,6 @@ same run with harmless names.
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 import re
 from dataclasses import replace
@@ -18,17 +16,7 @@ from report_cases import linear_cases
 from report_fixtures import H200, Invented, absent, figure, write_run
 
 from harness.report import write_report
-from harness.report.render import SHOWN, pack
 from harness.store.case import Case
-from harness.store.printer import rows_html, table
-
-
-def test_rows_come_in_order_in_parts_and_packed():
-    whole = table("t", [">n"], [[str(i)] for i in range(SHOWN + 5)])
-    first, rest = rows_html(whole, 0, SHOWN), rows_html(whole, SHOWN)
-    assert (first.count("<tr>"), f"{first}\n{rest}") == (SHOWN, rows_html(whole))
-    assert gzip.decompress(base64.b64decode(pack(rest))).decode() == rest
-    assert pack(rest) == pack(rest)
 
 
 def run_with(names, folder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from published_results import by_run, sentence
 from report_pages import machine
 
 from harness.judge.reproduced import Found
@@ -47,26 +46,3 @@ def test_an_arm_of_another_mode_than_its_authors_says_that_theirs_was_not_measur
 
 def test_a_cpu_says_nothing_of_a_peer(cpu_machine) -> None:
     assert cpu_machine.reproductions == {}
-
-
-def test_the_fastest_product_stands_beside_the_public_ones_on_both_sides() -> None:
-    """Oracles: the published row of 1,506 TFLOP/s; ml-engineering's 1,453 on an H200 and 1,535 on a GH200 of 900 W, DeepGEMM's 1,500."""
-    found = machine(DAY / "gemm")
-    below, _, above = tables.best_product(found, "gemm").partition(" above it: ")
-    assert "1,506 TFLOP/s" in below
-    assert "isolated" in below
-    assert below.index("1,500 (H800 SXM, https://") < below.index("1,453 (H200 SXM, ml-engineering")
-    assert above.startswith("1,535 (GH200 144GB at 900 W, ml-engineering")
-    assert above.count("1,535") == 1
-    assert tables.best_product(found, "train") == ""
-    assert "1,506 TFLOP/s" in tables.suite_table(found, "gemm").caption
-
-
-def test_a_cpu_has_no_product_to_set_beside_them(cpu_machine) -> None:
-    assert tables.best_product(cpu_machine, "gemm") == ""
-
-
-def test_the_sentence_and_the_table_of_the_readmes_say_it_too(h200) -> None:
-    words = h200.reproductions[ARM].words
-    assert words in sentence(DAY)
-    assert any(words in cell.note for row in by_run(DAY).rows for cell in row)

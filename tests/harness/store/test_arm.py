@@ -6,14 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import codes
-import outliers
 import pytest
 from report_fixtures import write_run
 
 from fp8core.recipe import RECIPES
 from harness import store
-from harness.store import case as arm_module
 from harness.store.case import (
     CONTROL_SUFFIX,
     Arm,
@@ -21,7 +18,6 @@ from harness.store.case import (
     arm_of,
     arms_of,
     from_json,
-    original_name,
     parse,
     without_controls,
 )
@@ -29,7 +25,6 @@ from harness.store.measurement import Measurement
 from harness.suites import SUITES, divergence
 
 ROOT = Path(__file__).parents[3]
-STUDIES = {"outliers": outliers, "codes": codes}
 
 
 # Names and records
@@ -46,38 +41,6 @@ def test_every_arm_of_every_suite_is_a_record_whose_name_reads_back(suite: str) 
             assert from_json(record.as_json) == record
         assert declared.fp8_recipe in ("", *RECIPES)
         assert info.baseline == "" or info.baseline in SUITES[suite].ARMS
-
-
-def test_published_names_read_back_and_say_what_their_rows_say() -> None:
-    """Oracle: `flops`, `resolved` and `baseline` of the rows themselves, written before arms were records."""
-    frame = store.read(ROOT / "results" / "published")
-    seen = {(r["suite"], r["arm"]): r for r in frame.to_dict("records")}
-    assert len(seen) > 50
-    for (suite, name), row in seen.items():
-        record = arm_of(row)
-        assert str(record) == name
-        assert parse(name) == record
-        if record.variant == "fastest" or suite == "allgather":  # what left (docs/LOG.md); its rows stay
-            continue
-        arms = STUDIES[suite].ARMS if suite in STUDIES else SUITES[suite].ARMS
-        assert arms[original_name(name)].record(original_name(name)) == replace(record, control=False)
-        assert record.control == (row["baseline"] + CONTROL_SUFFIX == name)
-
-
-def test_the_table_has_one_record_a_name_and_one_name_a_record() -> None:
-    known = list(arm_module._known())
-    assert len(known) == len(set(known)) == len({str(arm) for arm in known}) > 500
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["test_sort[10]", "my_eager", "tensorwise_eager_new", "eager_tensorwise", "rowwise_golden_eps", "", "_", "fp8",
-     "bf16_", "_eager", "base_to_base", "tensorwise:again:again", "TENSORWISE_EAGER", "tensorwise_fused_fused_eager"],
-)  # fmt: skip
-def test_nothing_is_guessed_about_a_name_that_no_table_knows(name: str) -> None:
-    record = parse(name)
-    assert str(record) == name
-    assert (record.recipe, record.mode, record.casts, record.peer) == ("", "", "", "")
 
 
 @pytest.mark.parametrize(

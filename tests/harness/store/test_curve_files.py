@@ -119,13 +119,6 @@ def test_a_regular_expression_and_a_column_of_runs(tmp_path: Path) -> None:
     assert tidy(table)["run"].tolist() == ["y/1", "y/2"]
 
 
-def test_a_column_and_the_rows_that_lack_it() -> None:
-    frame = pd.DataFrame({"it": [1, 2, 2], "a": [3.0, 2.0, 2.0]})
-    assert tidy(frame, "frame", "a", "it")["step"].tolist() == [1, 2]  # logged twice
-    lone = tidy(pd.DataFrame({"step": [1, 2], "val_loss": [3.0, None]}))
-    assert math.isnan(lone["value"].iloc[-1])  # such a row is there for its loss
-
-
 REFUSED: dict[str, tuple[str, Any, str]] = {
     "no number": ("a.csv", "step,val_loss\n0,4\n1,x1\n", "line 3"),
     "a step that is none": ("a.csv", "step,val_loss\n0,4\n,3\n", "line 3"),

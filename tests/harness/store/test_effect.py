@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,21 +74,6 @@ def test_many_at_once_are_each_alone() -> None:
         alone = stats.paired(logs)
         assert str(one) == str(alone)
         assert one.direction == alone.direction
-
-
-@pytest.mark.parametrize(
-    ("logs", "floor", "direction"),
-    [
-        ([], 1.0, "unclear"),
-        ([0.5, 0.5], 1.0, "unclear"),  # two rounds decide nothing
-        ([0.1, 0.1, 0.1], math.nan, "slower"),
-        ([0.1, 0.1, 0.1], 1.2, "same"),
-        ([-0.1, -0.1, -0.1], 1.05, "faster"),
-        ([0.3, -0.2, 0.1], 1.0, "unclear"),
-    ],
-)
-def test_the_direction_of_an_effect(logs: list[float], floor: float, direction: str) -> None:
-    assert stats.paired(logs, floor).direction == direction
 
 
 # What differs between environments

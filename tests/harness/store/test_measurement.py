@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ from torch import nn
 
 from fp8core import convert_to_float8_training, verify
 from harness.store import measurement
-from harness.store.errors import DEFAULT, RETRYABLE, Cause, one_line, out_of_memory
-from harness.store.measurement import METRICS, Measurement, ProofOutcome, proof_outcome, to_json
+from harness.store.errors import DEFAULT, RETRYABLE, Cause
+from harness.store.measurement import METRICS, Measurement, ProofOutcome, proof_outcome
 from harness.training.steps import cause_of_fault, facts_of
 
 
@@ -31,14 +29,6 @@ def row(**changes: Any) -> Measurement:
         "samples": (3.0, 1.0, 2.0),
     }
     return Measurement(**(base | changes))
-
-
-def test_value_is_the_median_of_all_samples_and_of_a_series_the_last() -> None:
-    samples = (5.0, 1.0, 100.0, 2.0)
-    made = row(samples=samples)
-    assert made.value == statistics.median(samples)
-    assert (made.as_row()["unit"], made.as_row()["better"]) == ("ms", "lower")
-    assert row(metric="loss", samples=samples, rounds=(0, 1, 2, 3)).value == 2.0
 
 
 @pytest.mark.parametrize(
@@ -56,12 +46,6 @@ def test_value_is_the_median_of_all_samples_and_of_a_series_the_last() -> None:
 def test_a_contradictory_row_cannot_be_made(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         row(**changes)
-
-
-def test_json_without_the_infinities_that_json_lacks() -> None:
-    text = to_json({"b": [math.inf, -math.inf, math.nan], "a": 1})
-    assert json.loads(text, parse_constant=pytest.fail) == {"a": 1, "b": ["inf", "-inf", "nan"]}
-    assert text.startswith('{"a"')
 
 
 def test_a_metric_has_one_meaning() -> None:
@@ -97,18 +81,3 @@ def test_a_proof_is_stored_by_what_it_found() -> None:
     assert [cause_of_fault(facts_of(each)) for each in (incomplete, wrong)] == [Cause.UNPROVEN, Cause.NOT_FP8]
     assert cause_of_fault({}) is Cause.NOT_FP8  # a count, without a proof
     assert proof_outcome({"verify_outcome": "words"}) is ProofOutcome.UNPROVEN
-
-
-def test_any_error_is_one_line_with_its_name() -> None:
-    assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
-    assert one_line(KeyboardInterrupt()) == "KeyboardInterrupt"
-    assert len(one_line(ValueError("x" * 10_000))) < 600
-
-
-def test_memory_that_ran_out_is_named_first() -> None:
-    assert one_line(torch.OutOfMemoryError("CUDA out of memory.")) == "out of memory: CUDA out of memory."
-    assert one_line(MemoryError()) == "out of memory: MemoryError"
-    with pytest.raises(RuntimeError) as raised:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert one_line(raised.value).startswith("out of memory: ")
-    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))

@@ -37,15 +37,6 @@ def test_sqnr_does_not_depend_on_the_unit(factor: float) -> None:
     assert metrics.sqnr_db(actual * factor, reference * factor) == metrics.sqnr_db(actual, reference)
 
 
-def test_global_sqnr_hides_a_destroyed_row_and_the_row_minimum_shows_it() -> None:
-    reference = rows((4, 64))
-    reference[0] *= 1e4
-    actual = reference.clone()
-    actual[3] = 0
-    assert metrics.sqnr_db(actual, reference) > 70
-    assert metrics.sqnr_row_min_db(actual, reference) == 0.0
-
-
 def test_exact_results_and_zero_references() -> None:
     x, zero = rows((3, 4)), torch.zeros(3, 4)
     for same in (x, zero):
@@ -57,16 +48,6 @@ def test_exact_results_and_zero_references() -> None:
     assert metrics.rel_err_max(x, zero.double()) == INF
 
 
-@pytest.mark.parametrize("bad", [float("nan"), INF])
-@pytest.mark.parametrize("side", ["actual", "reference"])
-def test_what_is_not_finite_never_yields_an_acceptable_figure(bad: float, side: str) -> None:
-    actual, reference = rows((4, 8), 1), rows((4, 8), 1) * 1.001
-    (actual if side == "actual" else reference)[2, 3] = bad
-    for figure in (metrics.sqnr_db, metrics.sqnr_row_min_db):
-        assert not figure(actual, reference) >= -1e9
-    assert not metrics.rel_err_max(actual, reference) <= 1e9
-
-
 def test_empty_and_mismatched_shapes_are_refused() -> None:
     for figure in (metrics.sqnr_db, metrics.sqnr_row_min_db, metrics.rel_err_max, metrics.underflow_frac):
         with pytest.raises(ValueError, match="empty tensor"):
@@ -75,20 +56,6 @@ def test_empty_and_mismatched_shapes_are_refused() -> None:
             figure(torch.ones(2, 3), torch.ones(3, 2))
     with pytest.raises(ValueError, match="empty tensor"):
         metrics.saturated_frac(torch.empty(0), 464.0)
-
-
-def test_underflow_counts_nonzero_inputs_that_became_zero() -> None:
-    source = torch.tensor([0.0, -0.0, 2.0**-11, -(2.0**-10), 2.0**-9, 1.0])
-    # Half of the smallest e4m3fn subnormal, 2^-10, ties to zero (even); 2^-9 is that subnormal.
-    assert metrics.underflow_frac(source.to(E4M3), source) == 2 / 4
-    assert metrics.underflow_frac(torch.zeros(5), torch.zeros(5)) == 0.0
-
-
-@pytest.mark.parametrize(("overflow", "top"), [(464.0, 448.0), (61440.0, 57344.0)])
-def test_saturation_starts_where_rounding_would_leave_the_format(overflow: float, top: float) -> None:
-    one_ulp_above = float(np.nextafter(np.float32(top), np.float32(INF)))
-    scaled = torch.tensor([top, -one_ulp_above, overflow, -overflow * 1.001, INF, 0.0])
-    assert metrics.saturated_frac(scaled, overflow) == 2 / 6
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness import store
 from harness.store.case import parse
 from harness.store.errors import DEFAULT, Cause
-from harness.store.measurement import METRICS, Measurement
+from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,15 +151,3 @@ def test_a_value_that_cannot_be_stored_fails_its_row_when_it_is_written(case: st
     assert words in failed.reason
     assert frame["reason"][1] == failed.reason
     assert frame["case_id"][1] == "bad"
-
-
-@pytest.mark.parametrize("value", [10**51, nested(90), {"memory": {"weights": 1}}, "\udcff.py", math.nan])
-def test_what_is_odd_and_can_be_stored_costs_nothing(value: Any, tmp_path: Path) -> None:
-    stored, frame = appended(tmp_path / "r", [replace(HEALTHY, resolved={"n": value})])
-    assert frame["status"].tolist() == ["ok"]
-    assert frame["resolved"][0] == stored[0].as_row()["resolved"]
-
-
-def test_every_metric_has_a_row_that_is_read(tmp_path: Path) -> None:
-    _, frame = appended(tmp_path / "r", [replace(HEALTHY, metric=name) for name in METRICS])
-    assert frame["metric"].tolist() == list(METRICS)

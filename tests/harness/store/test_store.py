@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import multiprocessing
 import os
 import shutil
 import time
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from stored import row
 
 from harness import store
 from harness.engine import run_folder, runlog
-from harness.store import parquet, reading
+from harness.store import parquet
 from harness.store.errors import RETRYABLE, Cause, UsageError
 from harness.store.measurement import Measurement
 
@@ -50,35 +48,6 @@ def writer(folder: Path, **changes: Any) -> store.RunWriter:
     return store.RunWriter(folder, **(given | changes))
 
 
-def closed_run(folder: Path) -> Path:
-    run = writer(folder)
-    for case in ("c1", "c2"):
-        run.append(rows(case))
-    run.close("finished")
-    return folder
-
-
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
-    run = writer(tmp_path / "w" / "r1")
-    run.append(rows("c1", 1.5))
-    run.append(rows("c2", 2.5))
-    frame = store.read(tmp_path)
-    assert frame["value"].tolist() == [1.5, 2.5]
-    assert frame["samples"].map(list).tolist() == [[1.5, 1.5], [2.5, 2.5]]
-    assert set(frame["env_id"]) == {"e1"}
-    assert frame.attrs["problems"] == []
-
-
-def test_rows_reach_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that shows before its content would be an empty file after a power cut (man 2 fsync)."""
-    done: list[str] = []
-    sync, rename = os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (done.append("content"), sync(file)))
-    monkeypatch.setattr(Path, "replace", lambda old, new: (done.append("name"), rename(old, new))[1])
-    writer(tmp_path).append(rows("c"))
-    assert done[-2:] == ["content", "name"]
-
-
 def test_a_full_disk_leaves_earlier_rows_and_no_half_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,22 +63,6 @@ def test_a_full_disk_leaves_earlier_rows_and_no_half_file(
         run.append(rows("c2"))
     assert store.read(tmp_path)["case_id"].tolist() == ["c1"]
     assert not list((tmp_path / "r1").glob("*.tmp"))
-
-
-def test_a_later_attempt_replaces_the_whole_case_and_only_that(tmp_path: Path) -> None:
-    folder = tmp_path / "r1"
-    first = writer(folder)
-    first.append(rows("c1", 1.0) + rows("c1", 1.0, arm="b"))
-    first.append(rows("c2", 2.0))
-    first.close("interrupted")
-    second = writer(folder)
-    second.append(rows("c1", 9.0))
-    second.close("finished")
-    frame = store.read(folder)
-    assert sorted(zip(frame["case_id"], frame["arm"], frame["value"], strict=True)) == [
-        ("c1", "a", 9.0), ("c2", "a", 2.0),
-    ]  # fmt: skip
-    assert len(store.read(folder, all_attempts=True)) == 4
 
 
 def test_a_duplicate_that_is_killed_early_hides_no_run_that_it_did_not_make(tmp_path: Path) -> None:
@@ -236,76 +189,6 @@ def test_no_command_has_a_traceback_over_a_part_that_no_harness_wrote(
     assert main(words.split()) == code
 
 
-def test_axes_are_columns_where_they_are_asked_for(tmp_path: Path) -> None:
-    made = [
-        Measurement("s", f"c{i}", "a", text, "time_ms", "ok", samples=(1.0,))
-        for i, text in enumerate(('{"M":512,"seed":7,"role":"output"}', '{"M":1024}', "{}"))
-    ]
-    writer(tmp_path / "r1").append(made)
-    frame = store.read(tmp_path)
-    assert frame.case_axes.tolist() == frame["axes"].tolist() == [m.axes for m in made]
-    assert "M" not in frame.columns
-    wide = store.read(tmp_path, expand=True)
-    assert wide.M.tolist()[:2] == [512, 1024]
-    assert wide.M.isna().tolist() == [False, False, True]
-    assert wide["role"].tolist()[0] == "output"
-    assert wide["axes.seed"].tolist()[0] == 7
-    assert wide["seed"].tolist() == [0, 0, 0]
-    assert wide.drop(columns=["M", "role", "axes.seed"]).equals(frame)
-
-
-def test_a_run_that_was_copied_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below one folder, by a relative and an absolute path, and both with all attempts."""
-    folder = closed_run(tmp_path / "results" / "r1")
-    shutil.copytree(folder, tmp_path / "results" / "from-node7" / "r1")
-    monkeypatch.chdir(tmp_path)
-    ways: list[list[str | Path]] = [["results"], ["results/r1", folder], ["results", folder / ".." / "r1"]]
-    for paths in ways:
-        for every in (False, True):
-            frame = store.read(paths, all_attempts=every)
-            assert sorted(frame["case_id"]) == ["c1", "c2"]
-            assert len(frame.attrs["files"]) == 1
-
-
-@pytest.mark.parametrize("fault", [KeyboardInterrupt, PermissionError])
-@pytest.mark.parametrize("at", range(3))
-def test_a_compaction_that_is_cut_short_counts_no_row_twice(
-    at: int, fault: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C or a disk that refuses, after the rename or before the first or second removal; closing compacts again."""
-    run, events = writer(tmp_path / "r1"), itertools.count()
-    for i in range(3):
-        run.append(rows(f"c{i}"))
-    rename, unlink = Path.replace, Path.unlink
-
-    def happens() -> None:
-        if next(events) == at:
-            raise fault
-
-    def replace(self: Path, target: Path) -> Path:
-        done = rename(self, target)
-        if target.name.startswith("rows-"):
-            happens()
-        return done
-
-    def remove(self: Path, missing_ok: bool = False) -> None:
-        if self.match("part-*.parquet"):
-            happens()
-        unlink(self, missing_ok)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    monkeypatch.setattr(Path, "unlink", remove)
-    with suppress(fault):
-        run._compact()
-    run.append(rows("c3"))
-    run.close("interrupted")
-    assert next(events) > at
-    if fault is KeyboardInterrupt:
-        assert len(list(tmp_path.glob("r1/part-*"))) == (0 if at == 0 else 1)  # the one that came after
-    for every in (False, True):
-        assert sorted(store.read(tmp_path, all_attempts=every)["case_id"]) == ["c0", "c1", "c2", "c3"]
-
-
 def test_a_long_run_is_gathered_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "GATHERED", 4)
     run = writer(tmp_path / "r1")
@@ -330,70 +213,6 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match=r"cannot write to .*results_dir="):
         writer(tmp_path / "file" / "r1")
-
-
-def test_a_run_is_found_by_its_id_or_its_path(tmp_path: Path) -> None:
-    folder = tmp_path / "w" / "r1"
-    writer(folder)
-    assert store.find_run("r1", tmp_path) == folder
-    assert store.find_run(str(folder), tmp_path) == folder
-    with pytest.raises(UsageError, match=r"no run 'r2'.*newest: r1"):
-        store.find_run("r2", tmp_path)
-
-
-def test_run_ids_sort_by_time_and_name_sweep_model_device_and_commit() -> None:
-    facts = {"git_commit": "abcdef0123456789", "device": "cuda", "gpu": "NVIDIA H200"}
-    assert store.new_run_id(facts, "train", "my model").split("-")[1:5] == [
-        "train",
-        "my_model",
-        "h200",
-        "abcdef0",
-    ]
-    assert store.new_run_id({"device": "cpu"}, "cast", None).split("-")[1:4] == ["cast", "cpu", "nogit"]
-    assert len({store.new_run_id({}) for _ in range(50)}) == 50
-
-
-@pytest.mark.parametrize(
-    ("model", "word"),
-    [
-        ("/home/zz_secretuser/Qwen3-8B/config.json", ["qwen3_8b"]),
-        ("/home/zz_secretuser/config.json", []),
-        ("/mnt/homes/zz_secretuser/mine", ["mine"]),
-        ('{"_target_": "zz_secretuser.build"}', []),
-        ("meta-llama/Llama-3", ["llama_3"]),
-    ],
-)
-def test_a_run_id_names_no_place_of_a_user(
-    model: str, word: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/zz_secretuser")
-    made = store.new_run_id({"device": "cpu"}, "train", model)
-    assert "secret" not in made
-    assert made.split("-")[1:-2] == ["train", *word, "cpu"]
-
-
-def test_rows_are_found_while_the_run_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts vanish between listing and reading, since compaction has just replaced them."""
-    run = writer(tmp_path / "r1")
-    run.append(rows("c1"))
-    run.append(rows("c2"))
-    real, closed = reading.read_part, []
-
-    def read_part(path: Path, *args: Any) -> Any:
-        if not closed:
-            closed.append(True)
-            run.close("finished")
-        return real(path, *args)
-
-    monkeypatch.setattr(reading, "read_part", read_part)
-    assert sorted(store.read(tmp_path)["case_id"]) == ["c1", "c2"]
-
-
-def test_a_frame_can_be_written_back(tmp_path: Path) -> None:
-    writer(tmp_path / "r1").append(rows("c1"))
-    frame = store.read(tmp_path)
-    frame.to_parquet(tmp_path / "copy.parquet")
-    assert len(store.read(tmp_path / "copy.parquet")) == 1
 
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,39 +27,6 @@ class Odd:
 
 
 NOTHING = asdict(Odd(run="a"))
-
-
-def test_a_default_list_is_of_one_command_alone() -> None:
-    one, other = options_of(Odd, ["a"]), options_of(Odd, ["a"])
-    assert one is not None
-    assert other is not None
-    one.more.append("x")
-    one.against.append("x")
-    assert other.more == other.against == []
-
-
-@pytest.mark.parametrize(
-    ("words", "given"),
-    [
-        (["a"], {}),
-        (["a", "b", "c/d=e"], {"more": ["b", "c/d=e"]}),
-        (["json=true", "a", "rounds=1_000"], {"json": True, "rounds": 1000}),
-        (["--json", "a", "--rounds", "7"], {"json": True, "rounds": 7}),
-        (["a", "--rounds=7", "--json=false"], {"rounds": 7}),
-        (["a", "rate=2.5", "mode=fast"], {"rate": 2.5, "mode": "fast"}),
-        (["a", "-o", "x=y"], {"output_dir": Path("x=y")}),
-        (["a", "--output-dir", "x"], {"output_dir": Path("x")}),
-        (["a", "output_dir=x"], {"output_dir": Path("x")}),
-        (["a", "-o", "-"], {"output_dir": Path("-")}),
-        (["a", "-o=-x"], {"output_dir": Path("-x")}),
-        (["a", "--against", "r1", "r2", "--json"], {"against": ["r1", "r2"], "json": True}),
-    ],
-    ids=" ".join,
-)
-def test_words_keys_and_flags_are_one_grammar(words: list[str], given: dict[str, Any]) -> None:
-    found = options_of(Odd, words)
-    assert found is not None
-    assert asdict(found) == NOTHING | given
 
 
 @pytest.mark.parametrize(
@@ -102,20 +68,3 @@ def test_a_word_too_many_is_refused() -> None:
 
     with pytest.raises(UsageError, match=r"unknown word 'b'; usage: python -m harness one RUN"):
         options_of(One, ["a", "b"])
-
-
-def test_keys_of_something_else_are_words_where_only_flags_are_keys() -> None:
-    found = options_of(Odd, ["rounds=3", "axes.M=4", "--rounds", "5"], flags_only=True)
-    assert found is not None
-    assert (found.run, found.more, found.rounds) == ("rounds=3", ["axes.M=4"], 5)
-
-
-def test_help_is_asked_for_at_any_place_and_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    assert options_of(Odd, ["run", "--help"]) is None
-    assert options_of(Odd, ["-h", "run"], usage="mine\n") is None
-    text = capsys.readouterr().out
-    assert text.startswith(
-        "usage: python -m harness odd RUN [MORE...] [--key VALUE or key=VALUE ...]\nwhat it does\n"
-    )
-    assert text.endswith("mine\n")
-    assert all(f"--{name}" in text for name in ("json", "rounds", "rate", "mode", "output-dir", "against"))

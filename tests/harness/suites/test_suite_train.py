@@ -23,7 +23,6 @@ from harness.advise.rates import rates_of
 from harness.machine.hardware import named
 from harness.machine.kernels_by_name import CLASSES
 from harness.peers import PEERS
-from harness.store.compare import paired_ratios
 from harness.store.errors import MemoryShortageError, UsageError
 from harness.suites import train
 from harness.training import meta_estimate, steps, timed
@@ -34,32 +33,6 @@ USERS = '{"_target_": "model_for_training.build", "batch": "model_for_training.b
 
 
 # What is measured
-
-
-def test_an_arm_ends_as_rows_with_what_it_took(tmp_path: Path) -> None:
-    frame = execute(tmp_path, ["bf16_eager", "tensorwise_eager"])
-    assert set(frame["status"]) == {"ok", "skipped"}
-    got = row(frame, "tensorwise_eager")
-    assert got["value"] > 0
-    facts = got["resolved"]
-    assert facts["tokens_per_step"] == 32
-    assert facts["fp8_gemms"] == facts["fp8_gemms_expected"] == 27
-    assert facts["verify"].startswith("FP8 verified: 9 of 9 Linear layers")
-    assert facts["layers"] == "all 2"
-    assert len(facts["data_sha256"]) == 64
-    assert abs(facts["first_loss"] - facts["first_loss_control"]) < 0.01
-    assert json.loads(got["timing"])["method"] == "perf_counter_adjoining"
-    flops = json.loads(got["flops"])
-    of_bf16 = json.loads(row(frame, "bf16_eager")["flops"])
-    assert sum(flops.values()) == sum(of_bf16.values()), "the same products, in another dtype"
-    assert set(of_bf16) == {"fp32"}
-    assert row(frame, "bf16_eager")["resolved"]["fp8_gemms"] == 0
-    predicted = row(frame, "tensorwise_eager", "predicted_memory_bytes")
-    assert predicted["value"] == sum(facts["memory"].values()) > 4 * 4 * facts["parameters"]
-    for metric in ("peak_memory_bytes", "reserved_memory_bytes", "joules_per_token"):
-        assert "cpu" in row(frame, "bf16_eager", metric)["reason"]
-    (ratio,) = paired_ratios(frame).to_dict("records")
-    assert (ratio["arm"], ratio["baseline"]) == ("tensorwise_eager", "bf16_eager")
 
 
 AXES: list[dict[str, Any]] = [
@@ -127,13 +100,6 @@ def test_experts_in_fp8() -> None:
         assert numerics.ok, numerics.reason
         assert (work.flops.get("e4m3", 0) > left.flops.get("e4m3", 0)) == more
         assert sum(work.flops.values()) == sum(left.flops.values())
-
-
-def test_a_step_sees_the_same_sequences_however_it_is_cut() -> None:
-    whole = train._timed(case(batch=4), "bf16_eager", 4, "cpu").stepper.batches[1]
-    parts = train._timed(case(accumulation=2), "bf16_eager", 2, "cpu").stepper.batches[1]
-    for i in range(2):
-        assert torch.equal(whole[0][i], torch.cat([part[i] for part in parts]))
 
 
 # Profile

@@ -62,7 +62,7 @@ def test_two_ranks_give_paired_rows_with_the_proof_of_each(tmp_path: Path) -> No
 
 
 def first_step() -> tuple[float, float, Setup, Source]:
-    """Of the control, on this rank."""
+    """What the control holds, on this rank."""
     arm = train.build(case(ranks=2), "bf16_eager", "cpu").run
     assert isinstance(arm, ranked.RankedArm)
     return arm.control.loss, arm.control.grad_norm, arm.setup, arm.source
@@ -114,7 +114,7 @@ def test_codes_are_a_byte_each_at_the_collective_and_losses_stay(
 
 
 def checked(high: float | None) -> tuple[Numerics, Numerics]:
-    """As the arm is; and where the last loss is another one with weights gathered in high precision."""
+    """The arm itself; and where the last loss is another one with weights gathered in high precision."""
     work = train.build(case(model="llama_tiny", ranks=2, fp8_all_gather=True), ARMS[1], "cpu")
     arm: Any = work.run
     counted, right = arm.counted, work.check()

@@ -67,18 +67,6 @@ def test_own_gemms(arm: str, role: str) -> None:
     assert workload.resolved["backend"] == "fp8core::matmul"
 
 
-def test_arms_that_move_the_casts_elsewhere() -> None:
-    """On a CPU they would repeat others; what they are is written into their rows."""
-    which = case("linear", LINEAR, M=32, K=32, N=48)
-    for arm, casts in (
-        ("rowwise_eager", "plain PyTorch: the kernels run on NVIDIA GPUs, not on cpu"),
-        ("rowwise_plain_eager", "plain PyTorch: the recipe says kernels='never'"),
-        ("rowwise_with_gw_hp_kernels_compile", "kernels"),
-    ):
-        assert linear.build(which, arm, "cpu").resolved["casts"] == casts
-    assert linear.build(which, "blockwise_eager", "cpu").resolved["backend"] == "triton, its plain twin"
-
-
 @pytest.mark.parametrize(
     ("size", "role", "data"),
     [

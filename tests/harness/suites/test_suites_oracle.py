@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fp8core.formats import E4M3FN, E5M2
 from fp8core.recipe import MX_MODES, RECIPES, Cast
-from fp8core.tensor import quantize
 from harness.suites import common, oracle
 
 
@@ -53,30 +52,6 @@ CASTS = {
     cast for recipe in RECIPES.values() for cast in (recipe.output.a, recipe.output.b) if cast is not None
 }
 MX = {Cast(fmt, "1x32", mx_mode=mode) for fmt in (E4M3FN, E5M2) for mode in MX_MODES}
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("cast", sorted(CASTS | MX, key=repr), ids=repr)
-def test_lines_of_an_operand_are_cast_as_part_of_the_whole(cast: Cast, dim: int) -> None:
-    """The library's cast of the whole operand, of which the lines are taken: two that share no code."""
-    x = torch.randn(192, 160) * 2.0 ** torch.randint(-20, 20, (192, 1) if dim else (1, 160))
-    x[0], x[5, :32], x[129, 0] = 0.0, 448.0, 2.0**-140
-    lines = torch.tensor([0, 5, 129, 150])
-    codes, scale_inv = oracle.reference_operand(x, cast, dim, lines)
-    chosen: dict[str, Any] = {"dim": dim, "power_of_two": cast.power_of_two}
-    whole = quantize(x, cast.format, cast.granularity, mx_mode=cast.mx_mode, **chosen)
-    expected = whole.dequantize(torch.float64).index_select(1 - dim, lines)
-    assert torch.equal(oracle.values(codes, scale_inv), expected)
-
-
-def test_rows_are_sampled_with_both_ends_and_the_same_for_one_seed() -> None:
-    def rows(count: int, seed: int) -> list[int]:
-        return oracle.sample_rows(count, seed, 64, "cpu").tolist()
-
-    assert rows(5, 0) == [0, 1, 2, 3, 4]
-    assert len(set(rows(1000, 3))) == len(rows(1000, 3)) <= 64
-    assert {0, 999} <= set(rows(1000, 3))
-    assert rows(1000, 3) == rows(1000, 3) != rows(1000, 4)
 
 
 def test_the_distributions_are_what_they_say() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -71,43 +70,6 @@ def test_counters_that_were_cleared_hide_no_compilation(monkeypatch: pytest.Monk
     watch = CompileWatch()
     counters["stats"]["unique_graphs"] = 1
     assert watch.steady_fault()
-
-
-def test_a_graph_break_raises() -> None:
-    def broken(x: Tensor) -> Tensor:
-        torch._dynamo.graph_break()
-        return x + 1
-
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        fresh_compile(broken)(torch.randn(3))
-
-
-@needs_compiler
-def test_compiling_one_arm_leaves_the_other_arms_compiled() -> None:
-    """Both compile the same function, interleaved as in a timed round; the second makes the first compile no more."""
-    first, second = fresh_compile(double), fresh_compile(double)
-    x = torch.randn(5, 5)
-    first(x)
-    second(x)
-    watch = CompileWatch()
-    for _ in range(3):
-        first(x)
-        second(x)
-    assert watch.steady_fault() == ""
-    first(torch.randn(5, 6))
-    assert "1 graph(s) compiled" in watch.steady_fault()
-
-
-@needs_compiler
-def test_the_disk_cache_is_told_from_a_compilation() -> None:
-    """A number that no earlier run can have compiled, whatever seed another test has set: first it must be compiled, then it
-    is found on disk."""
-    offset = random.SystemRandom().random()
-    for source in ("cold", "warm"):
-        compiling.reset()
-        watch = CompileWatch()
-        fresh_compile(lambda x: x.sin() + offset)(torch.ones(7))
-        assert watch.summary()["compile_cache"] == source
 
 
 def test_what_is_not_a_function_is_refused() -> None:

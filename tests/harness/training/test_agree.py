@@ -61,20 +61,6 @@ def test_the_figures_are_those_of_their_definition(model: nn.Module) -> None:
     assert (found.judged, found.gap.logprob_max) == ("top token of a", pytest.approx(top.max().item()))
 
 
-@pytest.mark.parametrize("passes", [64, 3])
-def test_the_planted_layer_is_named_first(model: nn.Module, passes: int) -> None:
-    bad = in_fp8(model, "rowwise")
-    names = [name for name, layer in bad.named_modules() if isinstance(layer, nn.Linear)]
-    with torch.no_grad():
-        bad.get_parameter(f"{names[-3]}.weight").mul_(1.5)
-    found = harness.agree(model, bad, batches(), passes=passes)
-    assert found.above_floor
-    assert names[-3] in found.causes[0].layers
-    assert found.causes[0].kl_left < 0.2 * found.kl_first < found.causes[1].kl_left
-    assert len(found.causes) <= passes
-    assert sorted(name for cause in found.causes for name in cause.layers) == sorted(names)
-
-
 def test_models_are_left_as_they_were(model: nn.Module) -> None:
     other = in_fp8(model, "delayed")
     other.train()

@@ -18,7 +18,6 @@ from tiny_lm import TinyLM, tokens
 from torch import Tensor, nn
 
 from fp8core.gemm import backend_named
-from fp8core.history import tensors_of
 from fp8core.recipe import RECIPES, Recipe
 from harness.training import cuda_graph
 from harness.training.setup import Setup, Trainee, prepare
@@ -52,12 +51,6 @@ def here(name: str) -> Recipe | None:
     return recipe.emulated() if lacking else recipe
 
 
-def state_of(made: Trainee) -> list[Tensor]:
-    """Copies of everything that a step changes."""
-    moments = [v for state in made.optimizer.state.values() for v in state.values()]
-    return [t.detach().clone() for t in (*tensors_of(made.model), *moments)]
-
-
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
@@ -67,33 +60,6 @@ def seen(made: Trainee, loss: Tensor) -> list[Tensor]:
     assert made.grad_norm is not None
     grads = [p.grad for p in made.model.parameters() if p.grad is not None]
     return [t.detach().clone() for t in (loss, made.grad_norm, *grads)]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "compute", "accumulation"),
-    [
-        *((name, "fp32", 2) for name in ("bf16", *RECIPES)),
-        ("delayed", "fp32", 1),
-        *((name, compute, 2) for name in ("bf16", "delayed") for compute in ("bf16_autocast", "bf16")),
-    ],
-)
-def test_replayed_steps_are_the_eager_ones_bit_for_bit(recipe: str, compute: str, accumulation: int) -> None:
-    """Losses, norms and gradients of each step; weights, moments and amaxes after all. Nothing in a step waits."""
-    fed = batches(accumulation)
-    eager, replayed = (
-        trainee(recipe=here(recipe), compute=compute, accumulation=accumulation) for _ in range(2)
-    )
-    torch.manual_seed(1)
-    want = [seen(eager, eager.step(step)) for step in fed][cuda_graph.WARM_UP :]
-    torch.manual_seed(1)
-    tape = OperatorTape()
-    with cuda_graph.recorded(replayed, fed[: cuda_graph.WARM_UP], tape) as step:
-        got = [seen(replayed, step(one)) for one in fed[cuda_graph.WARM_UP :]]
-        assert tape.replays == len(got)
-    assert all(same(*pair) for pair in zip(want, got, strict=True))
-    assert same(state_of(eager), state_of(replayed))
-    assert len({float(loss) for loss, *_ in got}) == len(got), "each step read its own batch"
-    assert not any(group["capturable"] for group in replayed.optimizer.param_groups)
 
 
 @pytest.mark.parametrize(
@@ -142,33 +108,6 @@ class Waits(TinyLM):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         changed: Tensor = self.what(super().forward(tokens, targets))
         return changed
-
-
-@pytest.mark.parametrize(
-    ("what", "reason"),
-    [
-        (reads, "RefusedError: aten._local_scalar_dense"),
-        (lists, "RefusedError: tolist"),
-        (depends, "RefusedError: aten.nonzero"),
-        (copies, "RefusedError: aten.lift_fresh"),
-    ],
-)
-def test_a_step_that_waits_is_refused_with_the_reason(what: Any, reason: str) -> None:
-    """And everything is as it was: the same trainee goes on eagerly."""
-    made, other = (trainee(lambda: Waits(what)) for _ in range(2))
-    fed = batches()
-    with (
-        pytest.raises(
-            cuda_graph.CaptureError,
-            match=f"the step can't be recorded as a CUDA graph: {reason}.* not permitted",
-        ),
-        cuda_graph.recorded(made, fed[: cuda_graph.WARM_UP], OperatorTape()),
-    ):
-        pytest.fail("was recorded")
-    assert not any(group["capturable"] for group in made.optimizer.param_groups)
-    for one in fed[: cuda_graph.WARM_UP]:
-        other.step(one)
-    assert same(seen(made, made.step(fed[3])), seen(other, other.step(fed[3])))
 
 
 def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:

@@ -55,21 +55,6 @@ def test_each_block_trains_the_same_steps(compute: str, recipe: str) -> None:
             assert same(train(made), want)
 
 
-def test_nothing_is_held_outside() -> None:
-    made = trainee("tensorwise")
-    parameters = list(made.model.parameters())
-    resident = Residency(made, keep(made.model), "cpu")
-    assert held_bytes(made) == 0
-    with resident():
-        assert held_bytes(made) == 4 * sum(p.numel() for p in parameters)
-        train(made, 1)
-        steps = 4 * len(parameters)  # a step count each
-        assert held_bytes(made) == 16 * sum(p.numel() for p in parameters) + steps
-    assert held_bytes(made) == 0
-    assert made.grad_norm is None
-    assert all(a is b for a, b in zip(parameters, made.model.parameters(), strict=True))
-
-
 def test_memory_that_is_not_the_allocators_own_is_moved() -> None:
     """Weights over NumPy's memory, one storage seen by two parameters, and one parameter in two places."""
     model = tiny_lm()
@@ -90,36 +75,3 @@ def test_memory_that_is_not_the_allocators_own_is_moved() -> None:
                 model.up.weight.untyped_storage().data_ptr() == model.down.weight.untyped_storage().data_ptr()
             )
             assert same(train(made), want)
-
-
-def test_random_numbers_start_anew_and_those_outside_go_on() -> None:
-    class Dropping(TinyLM):
-        def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-            return super().forward(tokens, targets) * torch.rand(()).add(0.5)
-
-    torch.manual_seed(0)
-    made = trainee(model=Dropping())
-    resident = Residency(made, keep(made.model), "cpu")
-    state = torch.random.get_rng_state()
-    runs = []
-    for _ in range(2):
-        with resident():
-            runs.append(train(made))
-    assert same(*runs)
-    assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_memory_is_given_up_after_a_failure_inside() -> None:
-    made = trainee()
-    resident = Residency(made, keep(made.model), "cpu")
-
-    def runs_out() -> None:
-        with resident():
-            train(made, 1)
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        runs_out()
-    assert held_bytes(made) == 0
-    with resident():
-        train(made, 1)

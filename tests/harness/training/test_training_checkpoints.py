@@ -16,39 +16,6 @@ from loop_jobs import STEPS, curves, job
 from harness.training import loop
 from harness.training.loop import train
 
-KILLED = Path(__file__).parents[1] / "killed_run.py"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "schedule"),
-    [("delayed", "warmup_bf16:5"), ("rowwise", "cooldown_bf16:4")],
-)
-def test_interrupted_and_resumed_is_uninterrupted(recipe: str, schedule: str, tmp_path: Path) -> None:
-    """The run ends by an exception after some steps, and goes on in a model with other weights from its checkpoint.
-
-    Three times, each further on: a state that any of the checkpoints lacks shows in all later losses.
-    """
-    whole, at = curves(train(job(recipe, schedule), "cpu")), (1, 5, 11)
-
-    def interrupt(step: int) -> Any:
-        def on_step(done: int, total: int) -> None:
-            assert total == STEPS
-            if done == step + 1:  # the checkpoint of the step before is the newest
-                raise KeyboardInterrupt
-
-        return on_step
-
-    for step in at:
-        with pytest.raises(KeyboardInterrupt):
-            train(job(recipe, schedule), "cpu", tmp_path, interrupt(step))
-    resumed = train(job(recipe, schedule), "cpu", tmp_path)
-    assert resumed.facts["resumed_from_steps"] == [*at]
-    assert curves(resumed) == whole
-    seconds = [s for _, s in resumed.curves.points["elapsed_s", ""]]
-    assert len(seconds) == STEPS
-    assert seconds == sorted(seconds)
-    assert resumed.facts["switches"] == (1 if schedule else 0)
-
 
 def test_cpu_seconds_before_a_checkpoint_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

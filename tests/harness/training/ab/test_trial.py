@@ -5,14 +5,12 @@ Oracles: the same loop without a trial, bit for bit; planted clocks and faults; 
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from typing import Any
 
 import pytest
 import torch
-from fakes import FakeCuda
 from loops import Loop, equal, planted
 from torch import nn
 from torch._C._autograd import _profiler_enabled
@@ -20,8 +18,6 @@ from torch._C._autograd import _profiler_enabled
 from fp8core import Float8Linear, PrecisionSchedule, convert_to_float8_training, verify
 from harness import ab
 from harness.store.errors import UsageError
-from harness.timing.clock import EventClock
-from harness.training.ab.result import BASE, FP8
 
 SHORT: dict[str, Any] = {"steps": 52}  # three rounds
 
@@ -40,63 +36,6 @@ def hooks_of(model: nn.Module) -> int:
     )
 
 
-def by_hooks(loop: Loop, trial: Any, steps: int = 10**6) -> Any:
-    """The loop, whose steps hooks begin and end."""
-    while not trial.done and loop.turn < steps:
-        trial.begin_step()
-        loop.step()
-        trial.end_step()
-    return trial.result()
-
-
-def test_a_trial_finds_the_planted_ratio_and_proves_fp8() -> None:
-    loop, hooked = Loop(), Loop()
-    trial = planted(ab.Trial(loop.model, **SHORT))
-    result = loop.run(trial)
-    assert loop.turn == 52
-    assert result.effect.speedup == pytest.approx(100 / 80)
-    assert result.effect.rounds == 3
-    assert result.floor == pytest.approx(1.0)
-    assert (result.median_ms(BASE), result.median_ms(FP8), result.gap_ms) == pytest.approx((100, 80, 1))
-    assert result.proved
-    assert result.proof.startswith("FP8 verified: 2 of 2 Linear layers")
-    # 4 warm and proved steps in FP8, 3 in bf16; then three rounds of 5 and 10
-    assert result.steps_run == (4 + 15, 3 + 30)
-    assert result.tokens == 16
-    assert sum(result.flops[FP8].values()) == sum(result.flops[BASE].values()) == 5 * 2 * 16 * 32 * 64
-    assert set(result.flops[FP8]) == {"e4m3", "e5m2"}
-    assert not set(result.flops[BASE]) & {"e4m3", "e5m2"}
-    assert result.loss_gap is not None
-    assert result.decision == "cannot tell", "a CPU's times decide nothing"
-    with trial.step():
-        loop.step()
-    assert trial.result() == result, "after its end it does nothing"
-    assert not hooks_of(loop.model)
-    assert by_hooks(hooked, planted(ab.Trial(hooked.model, **SHORT))) == result
-    hooked.step()
-    assert equal(hooked.state(), loop.state())
-
-
-def test_what_ranks_tell_each_other_is_no_time_between_steps() -> None:
-    """Without untimed steps a round may begin in the arm that the last one ended in; a block of one step has no gap."""
-    loop = Loop()
-    trial = planted(ab.Trial(loop.model, steps=43, block=1, lead=0))
-    orders = [trial.plan.order(i) for i in range(trial.plan.rounds)]
-    assert any(last[-1] == first[0] for last, first in itertools.pairwise(orders))
-    result = loop.run(trial)
-    assert len(result.rounds) == 12
-    assert not any(gaps for r in result.rounds for gaps in r.gaps_ms.values())
-    assert "time between steps was not seen: block=2 or more gives it" in result.notes
-
-
-@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp", "delayed"])
-def test_every_recipe_is_proved_in_the_loop(recipe: str) -> None:
-    loop = Loop()
-    trial = ab.Trial(loop.model, recipe, **SHORT)
-    assert loop.run(trial).proved, trial.result().proof
-    assert not faults_of(trial)
-
-
 def test_a_converted_model_is_taken_as_it_is_and_left_as_it_came_or_as_asked() -> None:
     loop = Loop()
     convert_to_float8_training(loop.model, config="rowwise")
@@ -112,18 +51,6 @@ def test_a_converted_model_is_taken_as_it_is_and_left_as_it_came_or_as_asked() -
     again = ab.Trial(loop.model, "rowwise", restore=[loop.optimizer], after="fp8", **SHORT)
     assert loop.run(again).proved, "a trial takes the model that another one left"
     assert [layer.recipe for layer in layers_of(loop)] == recipes
-
-
-def test_a_gpus_steps_are_read_by_its_own_events() -> None:
-    """Oracle: the fake device's time, of which the host's work between marks is none."""
-    cuda = FakeCuda()
-    clock = EventClock(cuda)
-    start = clock.mark()
-    cuda.enqueue(2.5e-3)
-    cuda.time.sleep(1e-3)
-    end = clock.mark()
-    clock.settle()
-    assert clock.ms(start, end) == pytest.approx(2.5, rel=0.01)
 
 
 class Rows:
@@ -308,17 +235,6 @@ def test_a_model_that_is_another_meanwhile_is_not_said_to_be_restored(change: An
     assert equal(loop.weights(), trained), "nothing of it was put back"
 
 
-def test_a_model_whose_memory_moved_is_put_back_where_it_is_now() -> None:
-    loop = Loop()
-    initial, parameters = loop.weights(), list(loop.model.parameters())
-    trial = ab.Trial(loop.model, restore=[], **SHORT)
-    loop.run(trial, most=20)
-    loop.model.double().float()  # as one that waits in host memory meanwhile: the same parameters in other memory
-    assert loop.run(trial).restored == ("model", "random numbers")
-    assert equal(loop.weights(), initial)
-    assert all(now is was for now, was in zip(loop.model.parameters(), parameters, strict=True))
-
-
 def test_a_model_compiled_after_the_trial_was_made_keeps_its_graphs() -> None:
     """The order that the tutorial names, with microbatches: what watches the model must add nothing to its guards."""
     loop = Loop()
@@ -426,37 +342,6 @@ def test_a_step_inside_of_a_step_is_refused() -> None:
     trial = ab.Trial(Loop().model, **SHORT)
     with pytest.raises(RuntimeError, match="inside of"), trial.step(), trial.step():
         pass
-
-
-@pytest.mark.parametrize(
-    ("output", "seen"),
-    [
-        (lambda loss: (loss * torch.ones(16), 0.01 * loss), False),  # not reduced: 16 rows
-        (lambda loss: (loss.detach(), torch.zeros(4, 4)), False),  # an accuracy, say
-        (lambda loss: (loss, torch.zeros(4, 4)), True),
-    ],
-)
-def test_a_number_that_may_be_no_loss_is_not_seen(output: Any, seen: bool) -> None:
-    """Oracle: what the model is planted to return; in each case but the last, the loss of a step is not to be told."""
-    loop = Loop()
-
-    class Planted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = loop.model
-
-        def forward(self, x: torch.Tensor) -> Any:
-            loss = self.inner(x)[1]
-            loss.backward(retain_graph=True)
-            return output(loss)
-
-    model = Planted()
-    trial = planted(ab.Trial(model, **SHORT))
-    while not trial.done:
-        with trial.step():
-            model(loop.batch())
-    assert all(bool(r.losses) == seen for r in trial.result().rounds)
-    assert (trial.result().loss_gap is not None) == seen
 
 
 @pytest.mark.parametrize("then", ["step", "hooks", "close"])

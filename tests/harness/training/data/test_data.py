@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import sys
-import sysconfig
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,6 @@ from harness.store.errors import UsageError
 from harness.training import data
 from harness.training.data import corpus, extent, shakespeare, stdlib, stdlib_files
 from harness.training.data.corpus import Corpus, split
-
-
-def test_standard_library() -> None:
-    """Oracle: the files themselves, read one by one; sha256 of their bytes; a second reading is the same."""
-    found = stdlib()
-    root = Path(sysconfig.get_paths()["stdlib"])
-    names = stdlib_files(root)
-    assert names == sorted(names)
-    assert {"abc.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
-    whole = b"".join((root / name).read_bytes() for name in names)
-    assert found.sha256 == hashlib.sha256(whole).hexdigest()
-    assert bytes(found.train) + bytes(found.heldout) == whole
-    assert found.vocab_size == 256
-    assert len(found.train) == int(0.9 * len(whole)) > 1_000_000
-    assert not any({"test", "tests", "site-packages"} & set(name.split("/")) for name in names)
-    assert all(name.split("/")[0].removesuffix(".py") in sys.stdlib_module_names for name in names)
 
 
 def test_only_the_distributions_own_files(tmp_path: Path) -> None:
@@ -54,16 +36,6 @@ def test_only_the_distributions_own_files(tmp_path: Path) -> None:
     assert bytes(stdlib(tmp_path).train) == b"json/decoder.pyos.py"[:18]
     with pytest.raises(UsageError, match=r"no Python sources in .*; take data=bytes"):
         stdlib(tmp_path / "site-packages" / "none")
-
-
-def test_any_file_as_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_bytes(bytes(range(200)))
-    found = corpus("bytes", path)
-    assert found.train.tolist() == list(range(180))
-    assert found.heldout.tolist() == list(range(180, 200))
-    assert extent("bytes", path) == found.extent
-    assert (found.extent.train, found.extent.heldout, found.extent.vocab_size) == (180, 20, 256)
 
 
 def test_shakespeare_that_is_another_text(tmp_path: Path) -> None:
@@ -93,19 +65,6 @@ class TestDownload:
 
         monkeypatch.setattr("urllib.request.urlopen", urlopen)
         return asked
-
-    def test_a_plan_downloads_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """Oracle: the addresses that are asked; nanoGPT's published counts of its text."""
-        asked = self.answer(monkeypatch, urllib.error.URLError("no network"))
-        monkeypatch.chdir(tmp_path)
-        assert main(["sweep=nanogpt_char", "device=cpu", "dry_run=true"]) == 0
-        assert main(["sweep=divergence", "axes.data=shakespeare", "device=cpu", "dry_run=true"]) == 0
-        assert asked == []
-        assert not (tmp_path / "cache").exists()
-        assert (extent("shakespeare").train, extent("shakespeare").heldout) == (1_003_854, 111_540)
-        capsys.readouterr()
 
     def test_a_run_without_its_text_ends_before_it_starts(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -244,36 +203,11 @@ def test_windows_and_targets() -> None:
     assert y.is_contiguous()
 
 
-def test_batches_depend_on_step_and_seed_only() -> None:
-    """Oracle: the contract: no state between calls, and a batch per step and per seed."""
-    corpus = counting()
-    first = corpus.batch(5, 0, 8, 16)[0]
-    corpus.batch(6, 0, 8, 16)
-    torch.manual_seed(9)
-    np.random.seed(9)  # noqa: NPY002  # the global state must not matter
-    assert torch.equal(corpus.batch(5, 0, 8, 16)[0], first)
-    others = [corpus.batch(step, seed, 8, 16)[0] for step, seed in ((6, 0), (5, 1), (0, 5))]
-    assert not any(torch.equal(other, first) for other in others)
-
-
 def test_known_places() -> None:
     """Oracle: numpy's Philox with the key (seed, step), drawn here anew; a stored number guards against a change of
     numpy's stream."""
     places = np.random.Generator(np.random.Philox(key=[2, 11])).integers(0, 900 - 16, 4)
     assert counting().batch(11, 2, 4, 16)[0][:, 0].tolist() == places.tolist() == [779, 266, 600, 359]
-
-
-def test_held_out_windows() -> None:
-    """Oracle: the contract: the same at every call, from the held-out part, spread over it to its last token."""
-    corpus = counting()
-    batches = corpus.heldout_batches(3, 2, 16)
-    assert len(batches) == 3
-    starts = [int(row[0]) for x, _ in batches for row in x]
-    assert starts[0] == 900
-    assert starts == sorted(set(starts))
-    assert batches[-1][1][-1, -1] == 999
-    again = corpus.heldout_batches(3, 2, 16)
-    assert all(torch.equal(one[0], two[0]) for one, two in zip(batches, again, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 from collections import namedtuple
-from types import SimpleNamespace
 from typing import Any
 
 import language_models
@@ -31,27 +30,6 @@ def spec(target: str, batch: str = "", **more: Any) -> UserModel:
     found = resolve(json.dumps(own | ({"batch": f"language_models.{batch}"} if batch else {})))
     assert isinstance(found, UserModel)
     return found
-
-
-@pytest.mark.parametrize(
-    ("output", "where"),
-    [
-        (LOSS, "the output"),
-        (WIDE, "the output, float64 turned to float32"),
-        ((LOGITS, LOSS), "element 1 of 2"),
-        ([LOSS, LOGITS, LOGITS], "element 0 of 3"),
-        (LOSS[None], "the output"),  # one number all the same
-        ((torch.tensor(3), LOSS), "element 1 of 2"),  # a count is no loss
-        ({"logits": LOGITS, "loss": LOSS}, "output.loss"),
-        (SimpleNamespace(loss=LOSS, aux=torch.tensor(1.0)), "output.loss"),
-        (Named(LOGITS, LOSS), "output.loss"),
-        (language_models.ModelOutput(LOSS, LOGITS), "output.loss"),
-    ],
-)
-def test_where_a_loss_may_be(output: object, where: str) -> None:
-    form = Form()
-    loss = loss_of(output, form, "their.model")
-    assert (loss.dtype, loss.shape, float(loss), form.loss) == (torch.float32, (), 2.5, where)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from harness.store.errors import UsageError
 from harness.store.text import axes_of
 from harness.suites import common
 from harness.training.models import build
-from harness.training.models.hugging_face import EXPERTS, LINEAR, ROUTER, as_values, is_config, read
+from harness.training.models.hugging_face import EXPERTS, LINEAR, ROUTER, as_values, read
 
 STAND_IN = Path(__file__).parents[2] / "stand_ins" / "transformers.py"
 LLAMA = "meta-llama/Meta-Llama-3-8B"
@@ -77,13 +77,6 @@ def test_a_file_that_is_no_config(content: str, tmp_path: Path) -> None:
         read(str(tmp_path))
     with pytest.raises(UsageError, match="cannot read"):
         read(str(tmp_path / "elsewhere" / "config.json"))
-
-
-def test_what_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path / "mine", {})
-    monkeypatch.chdir(tmp_path)
-    assert [is_config(text) for text in ("mine", "mine/config.json", "./mine", "x.json")] == [True] * 4
-    assert [is_config(text) for text in ("gpt2", "", '{"_target_": "a/b.json"}')] == [False] * 3
 
 
 class Described(nn.Module):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp8core import CastInput, Float8Linear, convert_to_float8_training
-from harness.training.models import build, llama, share
+from harness.training.models import build
 from harness.training.models.common import materialise
 from harness.training.models.llama import Llama, LlamaConfig, RopeScaling, rotate, rotations
 
@@ -115,28 +114,3 @@ def published(name: str) -> LlamaConfig:
     config = build(name, device="meta", layers=1).config
     assert isinstance(config, LlamaConfig)
     return config
-
-
-def test_share_casts_once_only_for_equal_recipes() -> None:
-    """Oracle: the contract of `share`."""
-    x = torch.randn(16, 32)
-    fp8 = [Float8Linear(32, 48, config="tensorwise") for _ in range(3)]
-    assert isinstance(share(x, *fp8), CastInput)
-    assert share(x, *fp8, torch.nn.Linear(32, 48)) is x
-    assert share(x, fp8[0], Float8Linear(32, 48, config="rowwise")) is x
-    assert share(x, torch.nn.Linear(32, 48)) is x
-
-
-@pytest.mark.parametrize("recipe", ["rowwise", "delayed"])
-def test_sharing_changes_no_bit(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: each layer casting for itself."""
-    tokens = torch.randint(0, 256, (2, 17))
-    results = []
-    for alone in (False, True):
-        if alone:
-            monkeypatch.setattr(llama, "share", lambda x, *layers: x)
-        model = convert_to_float8_training(build("llama_tiny"), config=recipe)
-        loss = model(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        results.append([loss.detach(), *(p.grad for p in model.parameters())])
-    assert all(map(torch.equal, *results))

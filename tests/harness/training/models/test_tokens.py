@@ -10,19 +10,7 @@ from fp8core import PrecisionSchedule
 from harness.advise.training import traced
 from harness.training import meta_estimate
 from harness.training.loop import Regime, facts_of
-from harness.training.models.calls import common_rows
 from harness.training.setup import Setup
-
-
-def test_the_rows_of_most_work_speak_for_the_model() -> None:
-    assert common_rows([]) == 0
-    assert common_rows([(1024, 64), (1024, 64)]) == 1024
-    assert common_rows([(8, 10**6), (512, 10**5)]) == 512, "a pooled head of many classes is little work"
-    assert common_rows([(512, 60), (64, 300), (64, 300)]) == 64, "layers of equal rows speak together"
-
-
-def test_tokens_of_a_step_of_a_named_model() -> None:
-    assert meta_estimate.tokens(Setup("nano", 3, 5, accumulation=7)) == 105
 
 
 @pytest.mark.parametrize(

@@ -65,21 +65,6 @@ def spec(target: str = "build", batches: str = "batch", **arguments: Any) -> Use
     return found
 
 
-def test_a_model_of_ones_own_trains() -> None:
-    """Oracle: its own class; the seed fixes its weights, and no one else's random numbers move."""
-    model = spec(width=8)
-    before = torch.random.get_rng_state()
-    first, again, other = (model.build(seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(first.layer.weight, again.layer.weight)
-    assert not torch.equal(first.layer.weight, other.layer.weight)
-    assert model.build(dtype=torch.bfloat16).layer.weight.dtype == torch.bfloat16
-    assert model.build(device="meta").layer.weight.is_meta
-    x, y = model.batch(3, 1, 5, "cpu")
-    assert x.shape == (5, 8)
-    first(x, y).backward()
-
-
 def drawn(name: str) -> Any:
     return lambda: spec(batches=name).batch(0, 0, 4, "cpu")
 
@@ -113,17 +98,6 @@ def test_what_cannot_be_used_is_refused(call: Any, message: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("name", ["a_list", "a_mapping"])
-def test_a_batch_may_be_a_list_or_a_mapping(name: str) -> None:
-    """Oracle: the module's own forward on the same tensors by keyword. The mapping has another order than forward."""
-    model = spec(batches=name)
-    module = model.build()
-    parts = model.batch(0, 0, 4, "cpu")
-    plain = Net()
-    plain.load_state_dict(module.state_dict())
-    assert torch.equal(module(*parts), plain(x=torch.zeros(4, 8), y=torch.zeros(4)))
-
-
 # Names of the command line
 
 
@@ -132,30 +106,6 @@ def test_batches_keep_their_keys() -> None:
     model.batch(0, 0, 4, "cpu")
     with pytest.raises(UsageError, match="returned x, z, before that x, y; expected the same for every step"):
         model.batch(1, 0, 4, "cpu")
-
-
-def test_a_method_of_a_class_and_an_argument_that_is_built_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`transformers.AutoModelForCausalLM.from_config` with `model.config._target_=transformers.LlamaConfig`. Oracle: the
-    width that was asked for."""
-    module = sys.modules["their_project"]
-
-    class Config:
-        def __init__(self, width: int) -> None:
-            self.width = width
-
-    class Auto:
-        @classmethod
-        def from_config(cls, config: Config) -> Net:
-            return Net(config.width)
-
-    module.__dict__.update(Config=Config, Auto=Auto)
-    config = {"_target_": "their_project.Config", "width": 24}
-    assert spec("Auto.from_config", config=config).build().layer.in_features == 24
-
-    with pytest.raises(UsageError, match=r"model._target_='their_project.Auto.from_cfg' cannot be imported"):
-        spec("Auto.from_cfg").build()
-    with pytest.raises(UsageError, match=r"model.config._target_='their_project.Cfg' cannot be imported"):
-        spec("Auto.from_config", config={**config, "_target_": "their_project.Cfg"}).build()
 
 
 @pytest.mark.parametrize(
