@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gate_error_rates as study
+import pytest
 import scipy.stats
 from documented_table import documented
 
@@ -59,6 +60,7 @@ def test_the_promises_hold_and_a_blind_gate_breaks_them(tmp_path) -> None:
     assert not any(p.holds for p in study.rate_promises(loud))
 
 
+@pytest.mark.slow
 def test_an_interval_after_a_longer_first_stage_covers_as_often_as_promised() -> None:
     """Oracle: the truth that was planted. It was promised of the first stage, however long: 93 % of a 95 % interval."""
     bimodal = [noise for noise in study.NOISES if noise.name == "bimodal clock"]

@@ -68,6 +68,7 @@ ENTRIES = {
 
 @pytest.mark.parametrize("at_import", ["operation", "pool"])
 @pytest.mark.parametrize("what", ENTRIES)
+@pytest.mark.slow
 def test_a_package_whose_import_starts_threads_is_measured_and_named(
     what: str, at_import: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

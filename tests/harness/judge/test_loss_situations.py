@@ -72,6 +72,7 @@ def page() -> str:
     return HEAD.format(planted=len(PLANTED), honest=len(HONEST)) + "\n".join(rows) + "\n"
 
 
+@pytest.mark.slow
 def test_the_page_is_that_of_the_situations() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 

@@ -3,22 +3,66 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from fakes import FakeCuda, FakeNvml
 
 from harness import store
 from harness.machine import environment
-from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint
+from harness.machine.environment import ENV_ID_FIELDS, device_kind, env_id, fingerprint, snapshot
 from harness.machine.gpu_monitor import GpuMonitor, Monitor
 from harness.store.differences import GENERATED
 from harness.store.errors import UsageError
+
+
+def test_cpu_fingerprint_states_this_machine() -> None:
+    facts = fingerprint("cpu")
+    assert facts["device"] == "cpu"
+    assert facts["python"] == platform.python_version()
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["cpu_threads"] == psutil.cpu_count()
+    assert facts["omp_num_threads"] == os.environ.get("OMP_NUM_THREADS")
+    assert facts["cpu"]
+    assert "gpu" not in facts
+    assert json.loads(json.dumps(facts)) == facts, "plain JSON values only"
+
+
+def test_gpu_fingerprint_on_fakes(
+    fake_cuda: FakeCuda, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of machine and chip are hashed."""
+    monkeypatch.setattr("socket.gethostname", lambda: "very-secret-host")
+    with GpuMonitor(uuid=fake_nvml.UUID, nvml=fake_nvml) as monitor:
+        facts = fingerprint("cuda", monitor, fake_cuda)
+    expected = {
+        "device": "cuda",
+        "gpu": "NVIDIA H200",
+        "gpu_count": 1,
+        "gpu_memory_gib": 140.4,
+        "gpu_sm_count": 132,
+        "gpu_l2_mib": 50.0,
+        "gpu_capability": "9.0",
+        "driver": "580.159.03",
+        "power_limit_w": 700.0,
+        "max_sm_clock_mhz": 1980.0,
+        "ecc": True,
+        "mig": False,
+        "nvml_problem": None,
+    }
+    assert {name: facts[name] for name in expected} == expected
+    text = json.dumps(facts)
+    assert json.loads(text) == facts
+    assert "very-secret-host" not in text
+    assert fake_nvml.UUID[:8] not in text
 
 
 def test_a_gpu_without_nvml_keeps_what_torch_knows(fake_cuda: FakeCuda) -> None:
@@ -126,6 +170,17 @@ def test_every_field_of_env_id_is_one_that_a_fingerprint_has(
     with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
         facts = set(fingerprint("cuda", monitor, fake_cuda))
     assert set(ENV_ID_FIELDS) - facts == {GENERATED}
+
+
+def test_snapshot_holds_load_memory_and_the_monitors_readings(fake_nvml: FakeNvml) -> None:
+    bare = snapshot()
+    assert bare["time_utc"].endswith("+00:00")
+    assert 0 < bare["memory_available_gib"] <= psutil.virtual_memory().total / 2**30
+    assert bare["load_average_1min"] >= 0
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        full = snapshot(monitor)
+        assert full == full | monitor.state()
+    assert set(full) == set(bare) | set(monitor.state())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -9,7 +10,7 @@ import pynvml
 import pytest
 from fakes import FakeNvml
 
-from harness.machine.gpu_monitor import CLOCK_EVENT_REASONS, THROTTLING, GpuMonitor, monitor_for
+from harness.machine.gpu_monitor import CLOCK_EVENT_REASONS, THROTTLING, GpuMonitor, Monitor, monitor_for
 
 READINGS = {
     "sm_clock_mhz": 1980.0,
@@ -33,6 +34,12 @@ def test_readings_come_in_the_units_of_their_names(fake_nvml: FakeNvml) -> None:
         assert monitor.problem == ""
 
 
+@pytest.mark.parametrize("which", [{"uuid": FakeNvml.UUID}, {"uuid": f"GPU-{FakeNvml.UUID}"}, {"index": 0}])
+def test_a_device_is_found_by_either_name(which: dict[str, object], fake_nvml: FakeNvml) -> None:
+    with GpuMonitor(nvml=fake_nvml, **which) as monitor:
+        assert monitor.sm_clock_mhz() == 1980.0
+
+
 @pytest.mark.parametrize("which", [{}, {"uuid": "x", "index": 0}])
 def test_one_way_to_name_the_device_is_needed(which: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="give one of the two"):
@@ -48,6 +55,49 @@ def test_a_mig_slice_reads_board_figures_from_its_parent() -> None:
         assert monitor.memory_gib() == (2.0, 18.0)
         assert monitor.mig() is True
         assert monitor.energy_j() is None, "the board's other slices are in its energy"
+
+
+FUNCTIONS = {
+    "sm_clock_mhz": "nvmlDeviceGetClockInfo",
+    "memory_clock_mhz": "nvmlDeviceGetClockInfo",
+    "max_sm_clock_mhz": "nvmlDeviceGetMaxClockInfo",
+    "power_w": "nvmlDeviceGetPowerUsage",
+    "power_limit_w": "nvmlDeviceGetEnforcedPowerLimit",
+    "temperature_c": "nvmlDeviceGetTemperature",
+    "energy_j": "nvmlDeviceGetTotalEnergyConsumption",
+    "ecc": "nvmlDeviceGetEccMode",
+    "mig": "nvmlDeviceGetMigMode",
+    "driver": "nvmlSystemGetDriverVersion",
+    "memory_gib": "nvmlDeviceGetMemoryInfo",
+    "contended": "nvmlDeviceGetComputeRunningProcesses",
+}
+
+
+@pytest.mark.parametrize(("reading", "function"), FUNCTIONS.items())
+def test_a_refused_or_missing_reading_is_none_and_the_others_stay(reading: str, function: str) -> None:
+    for nvml in (FakeNvml(refused=(function,)), FakeNvml(absent=(function,))):
+        with GpuMonitor(uuid=nvml.UUID, nvml=nvml) as monitor:
+            assert getattr(monitor, reading)() is None
+            others = [n for n, f in FUNCTIONS.items() if f != function]
+            assert all(getattr(monitor, other)() is not None for other in others)
+
+
+def test_a_driver_older_than_the_module_is_none_too(
+    fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mismatch(handle: str) -> None:
+        raise fake_nvml.NVMLLibraryMismatchError
+
+    monkeypatch.setattr(fake_nvml, "nvmlDeviceGetComputeRunningProcesses", mismatch, raising=False)
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert monitor.contended() is None
+
+
+def test_throttle_reasons_have_names(fake_nvml: FakeNvml) -> None:
+    with GpuMonitor(index=0, nvml=fake_nvml) as monitor:
+        assert monitor.throttle_reasons() == frozenset()
+        fake_nvml.events = 0x4 | 0x40 | 0x10000
+        assert monitor.throttle_reasons() == {"sw_power_cap", "hw_thermal_slowdown", "bit_0x10000"}
 
 
 def test_throttle_reasons_fall_back_to_the_older_name_of_the_function() -> None:
@@ -130,11 +180,33 @@ def test_an_unknown_device_is_a_problem_and_not_another_device(
     assert fake_nvml.opened == 0
 
 
+def test_the_library_is_closed_also_after_an_error(fake_nvml: FakeNvml) -> None:
+    monitor = GpuMonitor(index=0, nvml=fake_nvml)
+    assert monitor.problem == "not opened; use `with`"
+    opened: list[int] = []
+    with contextlib.suppress(KeyError), monitor:
+        opened.append(fake_nvml.opened)
+        raise KeyError
+    assert opened == [1]
+    assert fake_nvml.opened == 0
+    assert monitor.problem == "closed"
+    assert monitor.sm_clock_mhz() is None
+
+
 def test_a_missing_pynvml_is_a_problem_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with GpuMonitor(index=0) as monitor:
         assert monitor.problem.startswith("pynvml: ")
         assert monitor.contended() is None
+
+
+def test_a_cpu_has_the_null_monitor() -> None:
+    with monitor_for("cpu") as monitor:
+        assert isinstance(monitor, Monitor)
+        assert monitor.sm_clock_mhz() is None
+        assert monitor.throttle_reasons() is None
+        assert monitor.contended() is None
+        assert monitor.state() == {}
 
 
 @pytest.mark.gpu

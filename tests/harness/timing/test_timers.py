@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from fakes import FakeCuda, FakeHold
+from fakes import FakeCuda, FakeHold, FakeTime
 
-from harness.timing.clock import Split
-from harness.timing.timers import CpuTimer, CudaTimer, HostReleased, Sleep, hold_for, timer_for
+from harness.timing import timers
+from harness.timing.clock import Split, gc_paused
+from harness.timing.timers import CpuTimer, CudaTimer, HostReleased, RanksTimer, Sleep, hold_for, timer_for
 
 
 def cuda_timer(cuda: FakeCuda, **options: object) -> CudaTimer:
     return CudaTimer(cuda, allocate=cuda.allocate, clock=cuda.time, **options)
+
+
+def test_cpu_samples_are_milliseconds_per_call(fake_time: FakeTime) -> None:
+    timer = CpuTimer(fake_time)
+    assert timer.block(lambda: fake_time.sleep(0.002), 3) == pytest.approx([2.0] * 3)
+    assert timer.back_to_back(lambda: fake_time.sleep(0.002), 2, calls=5) == pytest.approx([2.0] * 2)
+    seen: list[str] = []
+    timer.block(lambda: seen.append("call"), 2, 2, lambda: seen.append("probe"))
+    assert seen == ["call"] * 4 + ["probe"]
+
+
+def test_cpu_timer_pauses_cycle_collection_and_restores_it(fake_time: FakeTime) -> None:
+    states: list[bool] = []
+    CpuTimer(fake_time).block(lambda: states.append(gc.isenabled()), 1)
+    assert states == [False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with gc_paused():
+            pass
+        assert not gc.isenabled(), "it was off before, so it stays off"
+    finally:
+        gc.enable()
 
 
 def test_back_to_back_counts_launch_gaps(fake_cuda: FakeCuda) -> None:
@@ -25,6 +52,35 @@ def test_back_to_back_counts_launch_gaps(fake_cuda: FakeCuda) -> None:
     samples = cuda_timer(fake_cuda).back_to_back(fake_cuda.kernel(20e-6, 300e-6), 10, calls=50)
     assert samples == pytest.approx([0.3] * 10, rel=0.01)
     assert fake_cuda.flushes == fake_cuda.sleeps == 0
+
+
+def test_a_call_that_cannot_be_queued_in_time_is_counted_as_late(fake_cuda: FakeCuda) -> None:
+    """20 ms of host work in one call outlast any hold; the sample holds a gap, and says so."""
+    timer = cuda_timer(fake_cuda)
+    launch = fake_cuda.kernel(20e-6, 10e-3)
+
+    def two_launches() -> None:
+        launch()
+        launch()
+
+    samples = timer.block(two_launches, 4)
+    assert timer.late == 4
+    assert min(samples) > 5
+    timer.block(fake_cuda.kernel(20e-6), 4)
+    assert timer.late == 0, "the count is of the last block"
+
+
+def test_l2_is_flushed_before_each_sample_and_outside_of_it(fake_cuda: FakeCuda) -> None:
+    """A kernel of 20 us cold and 8 us warm: cold with flush, warm without; the 30 us flush never counts."""
+    launch = fake_cuda.kernel(20e-6, cached_s=8e-6)
+    cold = cuda_timer(fake_cuda)
+    assert cold.l2 == "cold"
+    assert cold.block(launch, 10) == pytest.approx([0.020] * 10)
+    assert fake_cuda.flushes == 10
+    warm = cuda_timer(fake_cuda, flush=False)
+    assert warm.l2 == "warm"
+    assert warm.block(launch, 10) == pytest.approx([0.008] * 10)
+    assert fake_cuda.flushes == 10
 
 
 def test_cuda_probe_runs_while_work_is_in_flight(fake_cuda: FakeCuda) -> None:
@@ -57,6 +113,21 @@ def test_timer_for_names_the_devices_it_knows(monkeypatch: pytest.MonkeyPatch, f
 
 
 # What holds the device until all is queued
+
+
+def test_the_queue_behind_a_hold_is_bounded(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device queue takes about 1000 launches: at 2.5 us each, fewer wait behind one hold, flush and events included."""
+    longest = [0]
+    real = FakeCuda.enqueue
+
+    def enqueue(cuda: FakeCuda, device_s: float, event: Any = None) -> None:
+        real(cuda, device_s, event)
+        longest[0] = max(longest[0], len(cuda.waiting))
+
+    monkeypatch.setattr(FakeCuda, "enqueue", enqueue)
+    timer = cuda_timer(fake_cuda, hold=FakeHold(fake_cuda), flush=False)
+    assert timer.block(fake_cuda.kernel(2e-6, 2.5e-6), 2000) == pytest.approx([0.002] * 2000)
+    assert 0 < longest[0] < 1000
 
 
 def test_a_host_that_waits_for_the_device_is_not_stuck_and_is_late(fake_cuda: FakeCuda) -> None:
@@ -115,6 +186,28 @@ print(built.asm["ptx"])
     assert "%globaltimer" in loop[0]
 
 
+@pytest.mark.parametrize("host_us", [5, 40, 300])
+@pytest.mark.parametrize("released", [False, True])
+def test_cuda_samples_are_device_time_without_launch_gaps(
+    fake_cuda: FakeCuda, host_us: float, released: bool
+) -> None:
+    """A 20 us kernel reads as 20 us, though the host takes up to 300 us to launch it; behind a hold that the host releases no
+    cycles are counted: whatever the clock, the device waits for as long as queueing takes."""
+    hold = FakeHold(fake_cuda)
+    timer = cuda_timer(fake_cuda, **({"hold": hold} if released else {}))
+    samples = timer.block(fake_cuda.kernel(20e-6, host_us * 1e-6), 200)
+    assert samples == pytest.approx([0.020] * 200)
+    assert timer.late == 0
+    assert (fake_cuda.sleeps == 0) == released
+    if released:
+        assert timer.hold == "kernel released by the host"
+        assert fake_cuda.held_until is None
+        assert len(hold.holds) > 1, "chunk by chunk"
+        assert max(hold.holds) <= timer.hold_margin * timer.chunk_ms
+    else:
+        assert timer.block(fake_cuda.kernel(10e-6), 3, calls=7) == pytest.approx([0.010] * 3)
+
+
 @pytest.mark.parametrize(
     ("l2_mib", "arch", "options", "expected_mib"),
     [
@@ -138,12 +231,46 @@ def test_flush_buffer_is_twice_the_last_cache_level(
         assert cuda.allocated == [expected_mib * 2**20]
 
 
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_an_arm_that_raises_leaves_the_device_released(fake_cuda: FakeCuda, fails_at: int) -> None:
+    calls = itertools.count(1)
+
+    def broken() -> None:
+        if next(calls) == fails_at:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        cuda_timer(fake_cuda, hold=FakeHold(fake_cuda)).block(broken, 5)
+    assert fake_cuda.held_until is None
+
+
 def test_what_cannot_be_built_is_a_sleep(fake_cuda: FakeCuda) -> None:
     """Here there is no GPU whose memory a page could be pinned for."""
     assert isinstance(hold_for(fake_cuda), Sleep)
 
 
 # A point inside of the closure
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_point_inside_of_a_call_is_timed_in_the_same_samples(fake_cuda: FakeCuda, kind: str) -> None:
+    split, clock = Split(), fake_cuda.time
+    on_gpu = kind == "cuda"
+    first = fake_cuda.kernel(3e-3) if on_gpu else (lambda: clock.sleep(3e-3))
+    second = fake_cuda.kernel(1e-3) if on_gpu else (lambda: clock.sleep(1e-3))
+
+    def step() -> None:
+        first()
+        split()
+        second()
+
+    timer = cuda_timer(fake_cuda) if on_gpu else CpuTimer(clock)
+    samples = timer.back_to_back(step, 5, split=split)
+    assert samples == pytest.approx([4.0] * 5, rel=0.01)
+    assert split.samples_ms == pytest.approx([3.0] * 5, rel=0.01)
+    step()  # outside of a sample it costs nothing
+    timer.back_to_back(second, 2, split=split)
+    assert split.samples_ms == [], "a closure that does not come by has no such time"
 
 
 @pytest.mark.alone
@@ -195,3 +322,14 @@ def test_adjoining_samples_of_a_simulated_device_read_as_their_lengths(fake_cuda
     adjoining_samples_read_as_their_lengths(cuda_timer(fake_cuda), busy, 0.05)
     with pytest.raises(AssertionError):
         adjoining_samples_read_as_their_lengths(cuda_timer(fake_cuda), lambda cycles: busy(1_000_000), 0.05)
+
+
+def test_ranks_begin_a_block_together_by_the_clock_of_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: seen.append("barrier"))
+    timer = RanksTimer("cpu")
+    assert len(timer.block(lambda: seen.append("step"), 2)) == 2
+    assert seen == ["barrier", "step", "step"]
+    monkeypatch.setattr(timers, "EventClock", lambda: timer._steps)
+    assert (RanksTimer("cuda").method, timer.method) == ("cuda_events_ranks", "perf_counter_ranks")
+    timer.synchronize()

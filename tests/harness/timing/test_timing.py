@@ -32,6 +32,45 @@ from harness.machine.gpu_monitor import Monitor
 from harness.timing.rounds import Timing
 
 
+def test_quiet_arms_converge_at_the_minimum(fake_time: FakeTime) -> None:
+    """0.1 % noise is far inside 0.5 %: 8 rounds, or as many as 0.25 s need; never fewer than 30 samples."""
+    timings, _ = run_noisy(TimingConfig())
+    for name, ms in (("a", 2.0), ("b", 3.0)):
+        t = timings[name]
+        assert t.stop_reason == "converged"
+        assert statistics.median(t.samples_ms) == pytest.approx(ms, rel=0.005)
+        assert len(t.samples_ms) >= 30
+        assert t.seconds >= 0.25
+        assert t.rel_half_width is not None
+        assert t.rel_half_width < 0.005
+        assert t.failure == ""
+        assert t.regime == "isolated"
+        assert (t.method, t.l2, t.calls_per_sample) == ("perf_counter", "none", 1)
+        assert len(t.rounds) == len(t.samples_ms)
+        assert list(t.rounds) == sorted(t.rounds)
+        assert set(t.rounds) == set(timings["a"].rounds) == set(range(max(t.rounds) + 1))
+
+
+@pytest.mark.parametrize(
+    ("config", "cap"),
+    [
+        (TimingConfig(max_rounds=20, max_seconds=100.0), "sample_cap"),
+        (TimingConfig(max_rounds=10_000, max_seconds=1.0), "time_cap"),
+    ],
+)
+def test_each_arm_stores_its_own_reason(fake_time: FakeTime, config: TimingConfig, cap: str) -> None:
+    """A quiet arm beside a noisy one has converged, although the rounds went on."""
+    noise = Noise(fake_time)
+    arms = {"quiet": noise.arm("quiet", 2.0, 1e-4), "noisy": noise.arm("noisy", 2.0, 0.8)}
+    timings = measure(arms, CpuTimer(fake_time), config, clock=fake_time)
+    assert timings["quiet"].stop_reason == "converged"
+    if cap == "time_cap":  # one second an arm: the rounds end where two are spent, warm-up apart
+        spent = sum(t.seconds for t in timings.values())
+        assert 2.0 <= spent <= 2.0 + 2 * spent / (max(timings["quiet"].rounds) + 1)
+    assert timings["noisy"].stop_reason == cap
+    assert max(timings["quiet"].rounds) == max(timings["noisy"].rounds)
+
+
 def test_half_width_is_that_of_the_t_interval_of_log_round_medians() -> None:
     """Oracle: scipy on the stored samples."""
     timings, _ = run_noisy(TimingConfig(max_rounds=9), spread=0.2)
@@ -42,12 +81,75 @@ def test_half_width_is_that_of_the_t_interval_of_log_round_medians() -> None:
     assert t.rel_half_width == pytest.approx(np.expm1(half), rel=1e-9)
 
 
+def test_a_drift_between_rounds_is_not_mistaken_for_precision(fake_time: FakeTime) -> None:
+    """Identical samples within a round, 10 % between rounds: 200 samples must not pass for 200 readings."""
+    level = {"ms": 2.0}
+    rounds = iter(range(10_000))
+
+    class Drifting(CpuTimer):
+        @contextmanager
+        def annotate(self, name: str) -> Iterator[None]:
+            level["ms"] = 2.0 * 1.1 ** (next(rounds) % 2)
+            yield
+
+    timings = measure(
+        {"a": lambda: fake_time.sleep(1e-3 * level["ms"])},
+        Drifting(fake_time),
+        TimingConfig(max_rounds=20, max_seconds=1e4),
+        clock=fake_time,
+    )
+    assert len(timings["a"].samples_ms) >= 100
+    assert timings["a"].stop_reason == "sample_cap"
+    width = timings["a"].rel_half_width
+    assert width is not None
+    assert width > 0.01
+
+
+def test_order_is_drawn_anew_each_round_and_repeats_with_the_seed() -> None:
+    def order(seed: int) -> list[str]:
+        _, noise = run_noisy(replace(QUICK, min_rounds=20, max_rounds=20), seed=seed)
+        return noise.calls
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    rounds = order(1)[2:]  # each block stands together; the warm-up is one call of each
+    pairs = [tuple(rounds[i : i + 2]) for i in range(0, len(rounds), 2)]
+    assert {tuple(sorted(p)) for p in pairs} == {("a", "b")}, "each round has each arm once"
+    assert 5 <= sum(p == ("a", "b") for p in pairs) <= 15
+
+
+def test_short_calls_are_grouped_and_the_group_is_stated(fake_time: FakeTime) -> None:
+    """A 0.1 us call against a clock that resolves 0.1 us: a sample must span at least 50 steps."""
+    arms = {"short": lambda: fake_time.sleep(1e-7), "long": lambda: fake_time.sleep(1e-3)}
+    timings = measure(arms, CpuTimer(fake_time), replace(QUICK, min_samples=4), clock=fake_time)
+    assert timings["short"].calls_per_sample in (50, 51)  # the fake clock's own rounding decides
+    assert timings["short"].samples_ms == pytest.approx([1e-4] * 4)
+    assert timings["long"].calls_per_sample == 1
+
+
 def test_a_slow_arm_gets_fewer_samples_rather_than_fewer_rounds(fake_time: FakeTime) -> None:
     """0.5 s a call, 5 s cap, 8 rounds: one sample in each round, so that 8 rounds fit."""
     config = TimingConfig(warmup_min_seconds=0.0, rel_half_width=1e-9)
     timings = measure({"a": lambda: fake_time.sleep(0.5)}, CpuTimer(fake_time), config, clock=fake_time)
     assert timings["a"].rounds == tuple(range(10))
     assert timings["a"].stop_reason == "time_cap"
+
+
+def test_ctrl_c_is_not_a_failure_of_an_arm(fake_time: FakeTime) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure({"a": interrupted}, CpuTimer(fake_time), QUICK, clock=fake_time)
+
+
+def test_warm_up_without_a_clock_reading_ends_by_time_and_count() -> None:
+    timings, _ = run_noisy(replace(QUICK, warmup_min_seconds=0.5, block_ms=20.0))
+    assert {t.warmup_rule for t in timings.values()} == {"no_clock"}
+    assert sum(t.warmup_seconds for t in timings.values()) >= 0.5
+    timings, noise = run_noisy(replace(QUICK, warmup_min_iterations=7))
+    assert timings["a"].warmup_iterations >= 7
+    assert noise.calls.count("b") >= 8
 
 
 def test_warm_up_waits_until_the_clock_is_steady_or_its_cap_is_spent(fake_time: FakeTime) -> None:
@@ -70,6 +172,35 @@ def test_warm_up_waits_until_the_clock_is_steady_or_its_cap_is_spent(fake_time: 
     assert t.warmup_seconds == pytest.approx(2.0, abs=0.011)
 
 
+@pytest.mark.parametrize(
+    ("error", "at", "failure"),
+    [
+        (ArithmeticError("lost its mind"), 6, "ArithmeticError: lost its mind"),
+        (MemoryError("CUDA out of memory"), 0, "out of memory: CUDA out of memory"),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_arm_that_raises_is_dropped_and_the_others_go_on(
+    fake_time: FakeTime, error: Exception, at: int, failure: str, alone: bool
+) -> None:
+    calls = itertools.count()
+
+    def bad() -> None:
+        if next(calls) >= at:
+            raise error
+        fake_time.sleep(1e-3)
+
+    config = replace(QUICK, min_rounds=8, max_rounds=8, min_samples=8)
+    arms = {"bad": bad} | ({} if alone else {"good": lambda: fake_time.sleep(1e-3)})
+    timings = measure(arms, CpuTimer(fake_time), config, clock=fake_time)
+    assert timings["bad"].failure == failure
+    assert timings["bad"].samples_ms == timings["bad"].rounds == timings["bad"].sample_clock_mhz == ()
+    assert next(calls) == at + 1, "not called again after it failed"
+    if not alone:
+        assert timings["good"].failure == ""
+        assert timings["good"].rounds == tuple(range(8))
+
+
 def test_throttled_rounds_are_tagged_and_nothing_is_dropped(fake_time: FakeTime) -> None:
     """Reasons that hold the clock down count; idling and a set clock do not."""
     reasons: Iterator[set[str]] = iter(
@@ -85,6 +216,20 @@ def test_throttled_rounds_are_tagged_and_nothing_is_dropped(fake_time: FakeTime)
     assert all(map(math.isnan, clocks[2:4])), "a missing reading is no number"
     assert (t.throttled, t.throttle_reasons, t.throttled_rounds) == (True, ("sw_power_cap",), (1,))
     assert len(t.samples_ms) == 6
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(False, False, False), (False, True, True), (True, False, True), (None, None, None), (None, True, True)],
+)
+def test_contention_is_looked_for_before_the_first_round_and_after_each(
+    fake_time: FakeTime, before: bool | None, after: bool | None, expected: bool | None
+) -> None:
+    monitor = WatchedMonitor(forever(None))
+    monitor.answers = [before, after]
+    timings = measure({"a": lambda: fake_time.sleep(1e-3)}, CpuTimer(fake_time), QUICK, 0, monitor, fake_time)
+    assert timings["a"].contended is expected
+    assert bool(timings["a"].contended_rounds) == bool(after)
 
 
 class DisturbedTimer(CpuTimer):
@@ -151,6 +296,37 @@ def test_the_whole_cuda_path_on_fakes(fake_cuda: FakeCuda, fake_nvml: FakeNvml) 
         assert t.seconds == pytest.approx(2.0, rel=0.1)
         assert t.warmup_rule == "lead_in"
     assert {"bf16", "fp8"} == set(fake_cuda.ranges)
+
+
+def test_sustained_runs_rotate_and_interleave(fake_time: FakeTime) -> None:
+    """Four rounds of 0.5 s an arm after 0.2 s of lead-in; each operand set is used equally often."""
+    used: list[str] = []
+
+    def closure(name: str) -> Callable[[], None]:
+        def run() -> None:
+            used.append(name)
+            fake_time.sleep(1e-3)
+
+        return run
+
+    arms = {"a": [closure("a0"), closure("a1"), closure("a2")], "b": [closure("b0")]}
+    timings = measure_sustained(arms, CpuTimer(fake_time), TimingConfig(), 3, clock=fake_time)
+    a, b = timings["a"], timings["b"]
+    counts = [used.count(name) for name in ("a0", "a1", "a2")]
+    assert max(counts) - min(counts) <= 1, (
+        "the first call shows how long one takes; from then on, whole turns"
+    )
+    assert (a.l2, b.l2) == ("rotating", "warm")
+    assert (a.method, a.regime) == ("perf_counter_mean", "sustained")
+    assert a.calls_per_sample % 3 == 0
+    assert a.samples_ms == pytest.approx([1.0] * len(a.samples_ms))
+    assert set(a.rounds) == set(b.rounds) == {0, 1, 2, 3}
+    for t in (a, b):
+        assert t.seconds == pytest.approx(2.0, rel=0.05)
+        assert t.warmup_seconds == pytest.approx(4 * 0.2, rel=0.05)
+        assert t.stop_reason == "converged"
+    switches = sum(x[0] != y[0] for x, y in itertools.pairwise(used[2:]))
+    assert 3 <= switches <= 7, "eight runs in random order: arms alternate by run"
 
 
 def test_a_failing_arm_leaves_the_sustained_rounds(fake_time: FakeTime) -> None:
@@ -296,6 +472,31 @@ class Held:
         return {"a": self.arm("a", 2.0), "b": self.arm("b", 4.0)}, {n: self.resident(n) for n in "ab"}
 
 
+def test_one_arm_is_resident_at_a_time_and_its_first_calls_are_no_samples(fake_time: FakeTime) -> None:
+    held = Held(fake_time)
+    arms, resident = held.both()
+    timings = measure(arms, CpuTimer(fake_time), ROUNDS, clock=fake_time, resident=resident)
+    assert held.now == []
+    blocks = " ".join(held.log).split("-")
+    for name, ms, n in (("a", 2.0, 5), ("b", 4.0, 2)):
+        assert timings[name].samples_ms == pytest.approx([ms] * 4 * n), "what entering takes is in no sample"
+        mine = [block.split(f"+{name}")[1].split() for block in blocks if f"+{name}" in block]
+        assert [len(block) for block in mine][-4:] == [2 + n] * 4, "one allocates, one leads in"
+    assert timings["a"].method == "perf_counter_adjoining"
+
+
+def test_adjoining_samples_flush_nothing_and_count_launch_gaps(fake_cuda: FakeCuda) -> None:
+    """A kernel of 1 ms that takes the host 3 ms to launch: a sample is 3 ms. Held behind a queue it would be 1 ms."""
+    step = fake_cuda.kernel(1e-3, host_s=3e-3)
+    timer = CudaTimer(fake_cuda, allocate=fake_cuda.allocate, clock=fake_cuda.time)
+    held = Held(fake_cuda.time)
+    (timing,) = measure(
+        {"a": step}, timer, ROUNDS, clock=fake_cuda.time, resident={"a": held.resident("a")}
+    ).values()
+    assert timing.samples_ms == pytest.approx([3.0] * len(timing.samples_ms), rel=1e-2)
+    assert (timing.method, timing.l2, fake_cuda.flushes) == ("cuda_events_adjoining", "warm", 0)
+
+
 def metered(fake_time: FakeTime, meter: Meter, ms: float, block_ms: float) -> Any:
     """One resident arm of so many ms a call, in blocks of so many."""
     config = replace(ROUNDS, block_ms=block_ms, max_seconds=1e3)
@@ -310,6 +511,16 @@ def test_energy_is_that_of_the_samples_alone(fake_time: FakeTime) -> None:
     for ms, joules in ((50.0, 25.0), (100.0, 50.0)):
         timing = metered(fake_time, Meter(fake_time, 500.0), ms, 2500.0)
         assert timing.joules == pytest.approx([joules] * 4)
+
+
+def test_a_meter_that_ticks_gives_a_figure_within_its_rounding_or_none(fake_time: FakeTime) -> None:
+    """Ten times a second: a block of 20 ticks is off by one of them at most, one between two ticks reads 0 J."""
+    meter = Meter(fake_time, 500.0, tick=0.1)
+    assert metered(fake_time, meter, 50.0, 2500.0).joules == pytest.approx([25.0] * 4, rel=0.05)
+    for block_ms in (20.0, 1800.0):
+        short = metered(fake_time, meter, 10.0, block_ms)
+        assert len(short.joules) == 4
+        assert all(map(math.isnan, short.joules)), "no figure, and that a meter was there is known"
 
 
 def test_in_bursts_the_device_rests_before_each_step_and_no_energy_is_read(
@@ -341,6 +552,23 @@ def test_in_bursts_a_block_of_kernels_rests_once(
     timings = measure(arms, CpuTimer(fake_time), replace(ROUNDS, pause_s=0.25), clock=fake_time)
     assert rests == [0.25] * 4 * 2
     assert len(timings["a"].samples_ms) > len(timings["b"].samples_ms) > 4
+
+
+def test_an_arm_that_cannot_become_resident_fails_and_the_others_go_on(fake_time: FakeTime) -> None:
+    held = Held(fake_time)
+    arms, resident = held.both()
+
+    @contextmanager
+    def too_large() -> Iterator[None]:
+        raise MemoryError("tried to allocate 80 GiB")
+        yield
+
+    resident["b"] = too_large
+    timings = measure(arms, CpuTimer(fake_time), ROUNDS, clock=fake_time, resident=resident)
+    assert timings["b"].failure == "out of memory: tried to allocate 80 GiB"
+    assert timings["b"].samples_ms == ()
+    assert not timings["a"].failure
+    assert held.now == []
 
 
 QUICK = TimingConfig(
