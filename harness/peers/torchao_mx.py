@@ -35,7 +35,13 @@ class MXLinear(nn.Linear):
 
 
 def linear(layer: nn.Linear, recipe: str) -> nn.Module:
-    """The layer with its three products in MXFP8."""
+    """The layer with its three products in MXFP8.
+
+    Raises:
+        ValueError: another recipe.
+    """
+    if recipe != "mxfp8":
+        raise ValueError(f"torchao_mx offers mxfp8, not {recipe!r}")
     new = MXLinear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
     new.weight, new.bias = layer.weight, layer.bias
     return new

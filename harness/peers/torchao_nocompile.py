@@ -30,7 +30,13 @@ def missing(device: str) -> str | None:
 
 
 def linear(layer: nn.Linear, recipe: str) -> nn.Module:
-    """`Float8LinearNoCompile` with its own defaults: of whichever recipe, it is tensorwise."""
+    """`Float8LinearNoCompile` with its own defaults.
+
+    Raises:
+        ValueError: a recipe other than tensorwise, which it would silently ignore.
+    """
+    if recipe != "tensorwise":
+        raise ValueError(f"float8nocompile ignores recipe {recipe!r}; it offers tensorwise only")
     from torchao.float8 import Float8LinearConfig
     from torchao.prototype.float8nocompile.float8nocompile_linear import Float8LinearNoCompile
 

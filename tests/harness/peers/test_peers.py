@@ -84,6 +84,12 @@ def test_nocompile_needs_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_torchao
+@pytest.mark.parametrize("name", ["torchao_mx", "torchao_nocompile"])
+def test_a_peer_of_one_recipe_refuses_another(name: str) -> None:
+    with pytest.raises(ValueError, match="rowwise"):
+        PEERS[name].linear(torch.nn.Linear(16, 16), "rowwise")
+
+
 def test_mx_needs_a_gpu_with_products_of_its_blocks() -> None:
     """Oracle: NVIDIA's table, block-scaled products since compute capability 10.0."""
     assert "compute capability 10.0, not this cpu" in str(PEERS["torchao_mx"].missing("cpu"))
