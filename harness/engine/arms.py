@@ -123,15 +123,19 @@ class Link:
         watch_stops()
         process_state.begin()
 
-    def ask(
+    def ask(self, fn: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        """`ask_each`, of the first rank or of the one at fault."""
+        return self.ask_each(fn, *args, **how)[0]
+
+    def ask_each(
         self,
         fn: Callable[..., Any],
         *args: Any,
         what: str = "",
         meanwhile: Meanwhile = None,
         tell: Tell = lambda sign: None,
-    ) -> Any:
-        """What `fn(tell, *args)` returns there, as JSON has it; of several ranks that of the first, or of the one at fault.
+    ) -> list[Any]:
+        """What `fn(tell, *args)` returns there, as JSON has it, by rank; where one is at fault, its result alone.
 
         Args:
             fn: of `harness.engine.arm_process`.
@@ -144,17 +148,6 @@ class Link:
             RemoteError: it raised there, or the process is gone, silent, or has lost its device.
             LateError: it was not done in time.
         """
-        return self.ask_each(fn, *args, what=what, meanwhile=meanwhile, tell=tell)[0]
-
-    def ask_each(
-        self,
-        fn: Callable[..., Any],
-        *args: Any,
-        what: str = "",
-        meanwhile: Meanwhile = None,
-        tell: Tell = lambda sign: None,
-    ) -> list[Any]:
-        """`ask`, of each rank; where one is at fault, its result alone."""
         answers = self._answers(fn, args, what, meanwhile, tell)
         for answer in answers:
             if "failed" in answer:
