@@ -158,7 +158,9 @@ def _as_data(value: Any) -> Any:
         return {"case": value.case.case_id}
     if isinstance(value, Path):
         return {"folder": str(value)}
-    return value if value is None or isinstance(value, str | int | float) else {"setting": True}
+    from harness.engine.bench import Setting  # which imports this module
+
+    return {"setting": True} if isinstance(value, Setting) else value
 
 
 class Follower:
@@ -188,23 +190,23 @@ class Follower:
         """The exit code."""
         try:
             for count in itertools.count(1):
-                told = json.loads(torchrun.patiently(store, f"to/{self._rank}/{count}", 0))
-                if told["do"] == "leave":
+                message = json.loads(torchrun.patiently(store, f"to/{self._rank}/{count}", 0))
+                if message["do"] == "leave":
                     return 0
-                self._do(store, told["do"], int(told["number"]), told)
+                self._do(store, message["do"], int(message["number"]), message)
         finally:
             for one, _ in self._mine.values():
                 one.kill()
         raise AssertionError("a count ends")
 
-    def _do(self, store: Any, what: str, number: int, told: Mapping[str, Any]) -> None:
+    def _do(self, store: Any, what: str, number: int, message: Mapping[str, Any]) -> None:
         if what == "start":
-            self._start(number, told)
+            self._start(number, message)
             return
         one, thread = self._mine[number]
         if what == "call":
             try:
-                fn, args = self._called(told)
+                fn, args = self._called(message)
             except (LookupError, TypeError) as error:
                 # Only its words: the process goes on
                 fn, args = arm_process.refuse, (self._refused or f"rank {self._rank}: {one_line(error)}",)
@@ -217,29 +219,29 @@ class Follower:
             thread.join(END_S)
             store.set(f"end/{self._rank}/{number}", json.dumps(True))
 
-    def _start(self, number: int, told: Mapping[str, Any]) -> None:
-        if told["version"] != VERSION:
+    def _start(self, number: int, message: Mapping[str, Any]) -> None:
+        if message["version"] != VERSION:
             raise UsageError(
-                f"rank 0 speaks version {told['version']} of what ranks tell each other, rank {self._rank} version {VERSION}: "
+                f"rank 0 speaks version {message['version']} of what ranks tell each other, rank {self._rank} version {VERSION}: "
                 "install the same version on all hosts"
             )
-        meeting = Meeting(*told["meeting"])
+        meeting = Meeting(*message["meeting"])
         seat = Seat(self._rank, torchrun.local_rank(), torchrun.interface(meeting.hosts), meeting)
         lines: list[str] = []
-        one = Served(arm_process.Conditions.here(), lines.extend, seat, anew=bool(told["anew"]))
+        one = Served(arm_process.Conditions.here(), lines.extend, seat, anew=bool(message["anew"]))
         words = one, lines, f"from/{self._rank}/{number}"
         self._mine[number] = one, threading.Thread(target=_tell_answers, args=words, daemon=True)
         self._mine[number][1].start()
 
-    def _called(self, told: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def _called(self, message: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A call with its arguments.
 
         Raises:
             LookupError: no such call, or another case or folder than this command has.
         """
-        if told["call"] not in CALLS:
-            raise LookupError(f"no call {told['call']}")
-        return getattr(arm_process, told["call"]), tuple(map(self._argument, told["args"]))
+        if message["call"] not in CALLS:
+            raise LookupError(f"no call {message['call']}")
+        return getattr(arm_process, message["call"]), tuple(map(self._argument, message["args"]))
 
     def _argument(self, given: Any) -> Any:
         if not isinstance(given, dict):

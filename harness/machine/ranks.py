@@ -26,7 +26,7 @@ _LIBRARY = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*)/")
 
 
 class Meeting(NamedTuple):
-    """A process group, as its ranks are told of it.
+    """A process group, as each of its ranks knows it.
 
     Attributes:
         world: ranks.
