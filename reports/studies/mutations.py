@@ -385,7 +385,8 @@ def near(state: State, budget_s: float) -> int:
             first, count = int(hunk[1]), int(hunk[2] or 1)
             for number in range(first - (count == 0), first + max(count, 1) + (count == 0)):
                 chosen |= tests.lines[path].get(number, set())
-    files = {test.partition("::")[0] for test in chosen if "::" not in test}
+    files = {test for test in chosen if "::" not in test}
+    chosen = {test for test in chosen if (ROOT / test.partition("::")[0]).exists()}
     took = {test: tests.seconds[test] for test in chosen if test.partition("::")[0] not in files}
     took |= {
         file: sum(s for test, s in tests.seconds.items() if test.startswith(f"{file}::")) for file in files
