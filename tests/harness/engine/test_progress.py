@@ -16,8 +16,6 @@ from harness.engine.progress import Progress
 from harness.engine.stages import Mark, Stage, StageKind, Steps
 from harness.store.case import Case
 
-CLOCK = r"\d+:\d\d:\d\d"
-
 
 def task(n: int = 1, arms: tuple[str, ...] = ("base", "other"), arm: str = "") -> Task:
     return Task(PlannedCase("p", ToySuite(), Case("toy", (("n", n), ("seed", 3)), 3), arms), arm)
