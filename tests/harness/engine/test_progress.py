@@ -76,6 +76,23 @@ def test_the_time_left_is_that_of_the_same_arms_and_does_not_rise_all_the_way(se
     assert told[-1] < told[0] / 4
 
 
+def test_two_lanes_halve_it_and_an_arm_that_never_ran_takes_what_its_suite_does() -> None:
+    """Oracle: by hand, one of three runs is left, of 10 s as the first, and two lanes share it."""
+    first, second, third = runs = [task(1, arm="base"), task(2, arm="base"), task(3, arm="fp8")]
+    now = [0.0]
+    progress = Progress(runs, clock=lambda: now[0])
+    for run in (first, second):
+        progress.take(run, Mark.BEGUN)
+    progress.take(first, Steps(100, 100))
+    now[0] = 10.0
+    progress.take(first, Mark.ENDED)
+    now[0] = 30.0
+    progress.take(second, Mark.ENDED)  # without a step, and so without a time
+    assert progress.frame().left_s == pytest.approx(5.0)
+    progress.take(third, Mark.BEGUN)
+    assert progress.frame().left_s == pytest.approx(5.0)
+
+
 def test_a_run_that_takes_longer_than_those_before_it_tells_no_time_that_is_over() -> None:
     first, second = task(1, arm="base"), task(2, arm="base")
     now = [0.0]
