@@ -154,8 +154,8 @@ def test_a_matrix_of_open_size_has_its_own_grad_weight() -> None:
     layer = Float8Linear(64, 48, bias=False, config=on_cpu("rowwise"))
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     x = torch.randn(160, 64)
-    got = step(compiled, [layer.weight], x)
-    assert all(map(torch.equal, got, step(layer, [layer.weight], x)))
+    got = step(compiled, list(layer.parameters()), x)
+    assert all(map(torch.equal, got, step(layer, list(layer.parameters()), x)))
 
 
 def test_float8_tensor_crosses_the_graph_boundary_both_ways() -> None:
