@@ -268,7 +268,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, plan: Plan, *given: torch.Te
     """x [..., K] by weight [N, K] -> [..., N], as the plan says; no checks. `given` are casts of x that are there already."""
     dims = x.dim()
     # Compiled with dynamic=True, a graph's own argument that reaches the autograd function without a view between gave
-    # another grad_weight (12 dB, torch 2.13, casts along the open dimension); test_open_sizes_are_one_graph_for_all
+    # another grad_weight (12 dB, torch 2.13, casts along the open dimension): test_compile.py
     flat = x if dims == 2 and not torch.compiler.is_compiling() else as_matrix(x, weight.shape[1])
     output = _ScaledLinear.apply(flat, weight, plan, *given)
     if dims == 2:  # of a matrix it would be a view all the same, and FSDP2 warns of modules that return one

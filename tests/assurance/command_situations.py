@@ -34,7 +34,6 @@ def samples(seconds):
 WORK = "import time\ntime.sleep(0.25)\n"  # of the wall clock
 LOOSE = ("--policy", "../loose.yaml")  # times of a busy machine
 WALL = f"{PYTHON} bench/wall.py"
-CHECK = "import check_speed\n"
 
 
 def sampled(more: str = "pass", count: int = 40) -> dict[str, str]:
@@ -334,7 +333,6 @@ SITUATIONS = {
     "constants": Planted("all samples of the candidate are equal", 6, sampled("data = [seconds] * len(data)"), {BENCH: DATA, **sampled()}),
 }  # fmt: skip
 
-NATIVE = {"tool.sh": "#!/bin/bash\nsleep 0.05\n"}
 HONEST = {
     "comment": Planted("a comment", 0, {CODE: EQUAL + "# more\n"}),
     "faster": Planted("30 % faster", 0, {CODE: package(a=0.007, b=0.014)}),

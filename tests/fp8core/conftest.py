@@ -30,3 +30,14 @@ def sqnr_db() -> Measure:
         return float(20 * torch.log10(ref.norm() / (ref - x).norm()))
 
     return measure
+
+
+@pytest.fixture
+def sqnr_rows_db() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The same for each row of a matrix."""
+
+    def measure(ref: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ref, x = ref.double(), x.double()
+        return 20 * torch.log10(ref.norm(dim=1) / (ref - x).norm(dim=1))
+
+    return measure

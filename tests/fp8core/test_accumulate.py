@@ -13,14 +13,6 @@ from fp8core.gemm.accumulate import ACCUMULATIONS
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
 
 
-def codes(K: int, positive: bool, size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
-    """A [size, K] and B [K, size] of e4m3 values in float64, scaled tensorwise."""
-    generator = torch.Generator().manual_seed(K)
-    a, b = (torch.randn(size, K, generator=generator) for _ in range(2))
-    a, b = (a.abs(), b.abs()) if positive else (a, b)
-    return quantize(a, E4M3FN).qdata.double(), quantize(b, E4M3FN).qdata.double().t()
-
-
 @pytest.mark.parametrize(
     "granularities", [("tensorwise",) * 2, ("rowwise",) * 2, ("1x128", "128x128"), ("1x32",) * 2]
 )

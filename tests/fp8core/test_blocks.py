@@ -1,4 +1,4 @@
-"""Blocks: 1x128, 128x128 and MX scales, from amax to the GEMM of each recipe."""
+"""Blocks: MX scales and codes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,6 @@ from fp8core.cast import scale_and_cast
 from fp8core.formats import Format
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
-
-SHAPES = [(1, 1), (16, 128), (130, 257), (5, 31), (128, 33), (0, 40), (40, 0)]
-
-
-def blocks(x: torch.Tensor, rows: int, columns: int) -> list[tuple[tuple[int, int], tuple[slice, slice]]]:
-    """Index of each block, and where it lies."""
-    M, K = x.shape
-    return [
-        ((i, j), (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)))
-        for i in range(-(-M // rows))
-        for j in range(-(-K // columns))
-    ]
-
-
-SIZES = {"1x128": (1, 128), "128x128": (128, 128), "1x32": (1, 32)}
-
-
-# ---------------------------------------------------------------- E8M0 scales
 
 
 @pytest.mark.parametrize("mode", ["floor", "ceil", "even", "rceil"])

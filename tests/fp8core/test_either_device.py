@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from fp8core import E4M3FN, E5M2, Format, convert_to_float8_training
+from fp8core import E4M3FN, E5M2, Format
 from fp8core.scaling import compute_scale
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -28,9 +27,3 @@ def test_an_eager_scale_is_the_true_quotient(device: str, fmt: Format) -> None:
     assert ((fmt.largest * amax.to(device).reciprocal()).cpu().numpy() != want).any(), (
         "or the two could not be told apart"
     )
-
-
-def step_of(device: str, config: str) -> tuple[nn.Module, torch.Tensor]:
-    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256)).bfloat16().to(device)
-    convert_to_float8_training(model, config=config)
-    return model, torch.randn(128, 256, dtype=torch.bfloat16, device=device, requires_grad=True)

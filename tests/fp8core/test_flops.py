@@ -23,7 +23,6 @@ from fp8core import (
 )
 from fp8core.proof.flops import MatmulCount, percent
 
-aten = torch.ops.aten
 TOKENS, WIDTH = 32, 64
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SHAPES: list[tuple[int, ...]] = [(32, 48), (2, 16, 48), (3, 1, 16, 48), (0, 48)]
 DTYPES = [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
 
 

@@ -13,20 +13,6 @@ def qkv(name: str) -> list[Float8Linear]:
     return [Float8Linear(32, 48, config=on_cpu(name)) for _ in range(3)]
 
 
-def step(layers: list[Float8Linear], shared: bool) -> list[torch.Tensor]:
-    torch.manual_seed(1)
-    x = torch.randn(2, 8, 32, requires_grad=True)
-    given = cast_input(x, *layers) if shared else x
-    outputs = [layer(given) for layer in layers]
-    sum((y * (i + 1)).square().sum() for i, y in enumerate(outputs)).backward()
-    return [
-        *outputs,
-        x.grad,
-        *(layer.weight.grad for layer in layers),
-        *(layer.bias.grad for layer in layers),
-    ]
-
-
 def test_shared_casts_under_autocast_and_without_gradients() -> None:
     layers = qkv("rowwise")
     x = torch.randn(16, 32)

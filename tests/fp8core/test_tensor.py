@@ -10,9 +10,6 @@ import torch
 
 from fp8core import E4M3FN, Float8Tensor, quantize
 
-aten = torch.ops.aten
-
-
 REARRANGEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "t": lambda x: x.t(),
     "transpose": lambda x: x.transpose(0, 1),

@@ -1,4 +1,4 @@
-"""What the ranks of `test_code_on_ranks.py` run: printed code on a model of each rank, sharded where the code says so."""
+"""What the ranks of `test_printed_code.py` run: printed code on a model of each rank, sharded where the code says so."""
 
 from __future__ import annotations
 

@@ -9,9 +9,7 @@ from advice_asked import plain, refused
 from advise_fixtures import SIX, model, round_h200
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from fp8core.recipe import RECIPES, Recipe
 from harness.advise import decide, losses
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.losses import FACTOR, Loss
@@ -81,19 +79,3 @@ def test_a_throughput_above_the_peak_is_refused(capsys: pytest.CaptureFixture[st
     asked = ("model=llama3_8b", "gpu=h200", "checkpointing=full", "recipe=tensorwise")
     assert "bf16_tokens_per_s=21000" in refused(capsys, *asked, "bf16_tokens_per_s=21000")
     assert plain(capsys, *asked, "bf16_tokens_per_s=11000")["decision_by_time"] == decide.ON
-
-
-@pytest.fixture
-def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Recipe:
-    """A recipe as the how-to adds one: one literal, under a name that no list has."""
-    like = RECIPES[request.param]
-    added = replace(like, name=f"outside_{like.name[::-1]}")
-    monkeypatch.setitem(RECIPES._entries, added.name, added)
-    return added
-
-
-def tiny(**names: int) -> nn.Module:
-    module = nn.Module()
-    for name, width in names.items():
-        module.add_module(name, nn.Linear(64, width))
-    return module

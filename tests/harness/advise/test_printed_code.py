@@ -19,11 +19,8 @@ from fp8core import Proof, verify
 from harness.advise.casts import ENGINE, FP8CORE, TORCHAO
 from harness.advise.command import answer, parse
 from harness.advise.libraries import candidates
-from harness.advise.recipes import candidates as our_candidates
 from harness.advise.views import AdviceView, as_code
 
-# No kernel here multiplies mxfp8, and no GPU is advised to take it: docs/advise.md
-RECIPES = [name for name in our_candidates(True) if name != "mxfp8"]
 HEAD = {"words": ["head"], "names": ["layers.1.up"]}
 CHOSEN = {"layers.0.up", "layers.0.down", "layers.1.down"}
 

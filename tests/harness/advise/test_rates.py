@@ -1,4 +1,4 @@
-"""What a machine is expected to reach. Oracles: the peak table, invented ceilings, arithmetic."""
+"""What a machine is expected to reach. Oracle: the peak table."""
 
 from __future__ import annotations
 

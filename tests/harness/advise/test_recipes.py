@@ -10,7 +10,7 @@ from fp8core.recipe import RECIPES
 from harness.advise.cast_traffic import cast_bytes
 from harness.advise.recipes import CASES, COUNTED, candidates
 
-EAGER, COMPILED = candidates(False), candidates(True)
+COMPILED = candidates(True)
 
 
 def test_bytes_of_generated_code() -> None:
@@ -29,9 +29,6 @@ def test_bytes_of_generated_code() -> None:
     assert (casts["weight"].total, casts["grad_output"].total) == pytest.approx((8, 6))
     weight = COMPILED["rowwise_with_gw_hp"].casts["weight"]
     assert (weight.total, weight.strided) == (8, 3), "the amax of its second cast is read in order"
-
-
-LIMITS = {"tensorwise": 6.0, "rowwise": 6.0, "blockwise": 4.2, "delayed": 4.1, "static": 4.1}
 
 
 def test_bytes_of_casts_that_differ_by_tensor() -> None:

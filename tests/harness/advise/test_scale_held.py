@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,6 @@ from harness.machine.communication import Group
 from harness.store.errors import UsageError
 from harness.training import meta_estimate
 from harness.training.setup import Setup
-
-
-def job(world: int = 8, **changes: Any) -> ClusterJob:
-    return replace(ClusterJob("llama_tiny", "h200", world, 4, 64), **changes)
 
 
 def test_activations_of_all_blocks_from_those_of_two() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from advise_fixtures import NOTHING, SIX, model, round_h200
 
-from harness.advise.casts import CastCost, RecipeCost
+from harness.advise.casts import CastCost
 from harness.advise.layer import layer_cost
 from harness.advise.model import Exchange, Traffic, split
 from harness.advise.plan import Plan
@@ -24,10 +24,6 @@ from harness.training.models import resolve
 
 RATES = round_h200()
 BARE = Plan(update_bytes=0.0)
-
-
-def flat(recipe: RecipeCost, b: float) -> RecipeCost:
-    return replace(recipe, casts={t: CastCost(b, kernels=0) for t in recipe.casts})
 
 
 def test_amdahl_by_hand() -> None:
@@ -74,9 +70,6 @@ def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
 
 RATES = round_h200()
 ONE = replace(model(("x", 16384, 16384)), parameters=500_000_000, blocks=10)
-PLAN = Plan(dp=8, update_bytes=0.0, copied=False)
-HOPS = 8.4e-6 + 7 * 3.4e-6  # a ring of eight: its start and seven steps
-GATHER = 1e9 * 7 / 8 / RATES["link"] + 11 * HOPS
 
 
 def test_a_pipeline_idles_while_it_fills_and_drains() -> None:

@@ -141,6 +141,7 @@ RESULTS = {  # as asv 0.6.6 wrote them with --quick --record-samples, shortened
     },
     "version": 2,
 }
+MEAN = {"tag": "nv/cold/time/gpu/mean", "data": [{"name": "value", "type": "float64", "value": "0.0015"}]}
 STATES = {  # the keys that nvbench's `json_printer.cu` writes
     "devices": [{"name": "NVIDIA H200"}],
     "benchmarks": [
@@ -150,14 +151,9 @@ STATES = {  # the keys that nvbench's `json_printer.cu` writes
                 {
                     "name": "Device=0 N=2^20",
                     "is_skipped": False,
-                    "summaries": [
-                        {
-                            "tag": "nv/cold/time/gpu/mean",
-                            "data": [{"name": "value", "type": "float64", "value": "0.0015"}],
-                        }
-                    ],
+                    "summaries": [MEAN],
                 },
-                {"name": "Device=0 N=2^40", "is_skipped": True},
+                {"name": "Device=0 N=2^40", "is_skipped": True, "summaries": [MEAN]},
             ],
         }
     ],
@@ -184,13 +180,16 @@ def test_asv_samples_units_and_what_did_not_run(tmp_path: Path) -> None:
     assert parse(rows["bench.Sizes.time_sum(10, 'a')"].resolved)["unit"] == "s"
     assert parse(rows["bench.peakmem_list"].resolved)["unit"] == "bytes"
     assert parse(rows["bench.peakmem_list"].timing)["method"] == "asv"
+    assert parse(rows["bench.peakmem_list"].env)["git_commit"] == RESULTS["commit_hash"]
 
 
 def test_nvbench_states(tmp_path: Path) -> None:
     """Oracle: the file. A skipped state has no row, and the device is its GPU."""
     assert imported(tmp_path, STATES) == 0
     (row,) = store.read(tmp_path / "r").itertuples()
-    assert (row.samples.tolist(), parse(row.env)["gpu"]) == (pytest.approx([1.5]), "NVIDIA H200")
+    assert row.samples.tolist() == pytest.approx([1.5])
+    env = parse(row.env)
+    assert (env["device"], env["gpu"]) == ("cuda", "NVIDIA H200")
     assert parse(row.axes)["test"] == "copy Device=0 N=2^20"
 
 

@@ -59,10 +59,6 @@ def other(run: Callable[[], object], **changes: Any) -> ToySuite:
     return ToySuite(behaviour={"other": lambda case: Workload(**(given | changes))})
 
 
-def boom(text: str = "boom") -> object:
-    raise RuntimeError(text)
-
-
 def test_a_wrong_result_gets_no_speed(tmp_path: Path) -> None:
     ran: list[int] = []
     suite = other(

@@ -39,20 +39,6 @@ def test_what_one_arm_sets_no_other_arm_sees(leak: str, leaked: pd.DataFrame) ->
     assert base["seen"] == last["seen"] == {"build": usual, "check": usual, "timed": usual}
 
 
-# Leaks that one case sets, as rows name them. Each pair of cases costs a process.
-KEPT = [
-    ("threads", "precision", "deterministic", "autocast", "onednn", "denormals", "folder", "umask", "collector",
-     "recursion", "limit", "variable", "benchmark", *({"affinity"} & LEAKS.keys())),
-    ("dtype",), ("device",), ("grad",), ("inference",),
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    folder = tmp_path_factory.mktemp("kept") / "run"
-    return sweep(Leaky(pairs=tuple(KEPT)), 2 * len(KEPT), folder)[1].query("metric == 'time_ms'")
-
-
 def of_arms(frame: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, dict[str, int]]]:
     rows = frame[frame["metric"] == "time_ms"].set_index("arm")
     return rows, {arm: json.loads(text)["seen"] for arm, text in rows["resolved"].items() if "seen" in text}

@@ -16,8 +16,6 @@ from harness.engine.progress import Progress
 from harness.engine.stages import Mark, Stage, StageKind, Steps
 from harness.store.case import Case
 
-CLOCK = r"\d+:\d\d:\d\d"
-
 
 def task(n: int = 1, arms: tuple[str, ...] = ("base", "other"), arm: str = "") -> Task:
     return Task(PlannedCase("p", ToySuite(), Case("toy", (("n", n), ("seed", 3)), 3), arms), arm)
@@ -76,6 +74,23 @@ def test_the_time_left_is_that_of_the_same_arms_and_does_not_rise_all_the_way(se
     assert max(errors[: len(errors) // 2]) < 0.25, "after one case every arm's own time is known"
     assert sum(late > early for early, late in itertools.pairwise(told)) <= len(told) / 4
     assert told[-1] < told[0] / 4
+
+
+def test_two_lanes_halve_it_and_an_arm_that_never_ran_takes_what_its_suite_does() -> None:
+    """Oracle: by hand, one of three runs is left, of 10 s as the first, and two lanes share it."""
+    first, second, third = runs = [task(1, arm="base"), task(2, arm="base"), task(3, arm="fp8")]
+    now = [0.0]
+    progress = Progress(runs, clock=lambda: now[0])
+    for run in (first, second):
+        progress.take(run, Mark.BEGUN)
+    progress.take(first, Steps(100, 100))
+    now[0] = 10.0
+    progress.take(first, Mark.ENDED)
+    now[0] = 30.0
+    progress.take(second, Mark.ENDED)  # without a step, and so without a time
+    assert progress.frame().left_s == pytest.approx(5.0)
+    progress.take(third, Mark.BEGUN)
+    assert progress.frame().left_s == pytest.approx(5.0)
 
 
 def test_a_run_that_takes_longer_than_those_before_it_tells_no_time_that_is_over() -> None:

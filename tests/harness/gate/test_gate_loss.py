@@ -17,7 +17,7 @@ from harness.judge.verdict import Run
 from harness.store.measurement import Measurement
 
 BASE = control()
-GOOD, BAD = shifted(BASE), shifted(BASE, 0.1)
+GOOD = shifted(BASE)
 Runs = dict[int, Run]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from harness.judge.verdict.rule import CurveVerdict
 from harness.judge.verdict.sooner import ratio_to_target
 from harness.store.errors import UsageError
 
-RECORD = Path(__file__).parents[3] / "results" / "published" / "curves" / "modded_nanogpt_fp8_down.csv"
 Frames = list[pd.DataFrame]
 
 

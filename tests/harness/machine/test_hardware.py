@@ -10,7 +10,6 @@ from harness.machine.hardware import DEVICES, Device, named
 from harness.store.errors import UsageError
 
 BY_KEY = {device.key: device for device in DEVICES}
-OTHERS = [(device, other) for device in DEVICES for other in device.others]
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.key)

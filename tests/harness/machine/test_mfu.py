@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,6 @@ from harness.machine.mfu import (
 
 H200 = named("h200")
 WITH_FP8 = [device for device in DEVICES if "fp8" in device.tflops]
-PUBLISHED = Path(__file__).parents[3] / "results" / "published"
 amounts = st.floats(1e6, 1e18)
 
 
@@ -178,11 +176,6 @@ def test_what_was_counted_while_it_ran_is_hfu_and_no_mfu() -> None:
     assert found.tokens_per_s == 16384
     fast = utilization({"bf16": 1000e12}, 1.0, H200, formula="counted", recomputed={}, clock_mhz=1500)
     assert "over_peak" in fast.flags, "what ran cannot pass the peak either"
-
-
-# llm-foundry's MPT-3b at 2048 and torchtitan's Llama 3 8B at 8192: 6 N + 12 L d T FLOPs a token; blocks that run in FP8.
-MPT = (6 * 2_651_837_440 + 12 * 32 * 2560 * 2048, 6 * 32 * 12 * 2560**2)
-LLAMA = (6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 8192, 6 * 32 * 218_103_808)
 
 
 def test_recomputation_counts_for_the_hardware_and_not_for_the_model() -> None:

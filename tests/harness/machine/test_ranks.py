@@ -232,10 +232,10 @@ def test_whoever_writes_into_the_store_has_measured_what_this_command_measures_a
     planned = PlannedCase("parallel", parallel, case, ("no_fp8",))
     follower, store = Follower(1, {case.case_id: planned}, None, tmp_path), Store()
 
-    def called(call: str, *args: object) -> object:
+    def called(call: str, *args: object) -> tuple[Any, tuple[Any, ...]]:
         return follower._called({"call": call, "args": args})
 
-    fn, args = called("trial", {"case": case.case_id}, "no_fp8", "cpu", {"folder": f"{tmp_path}/r/a"})  # type: ignore[misc]
+    fn, args = called("trial", {"case": case.case_id}, "no_fp8", "cpu", {"folder": f"{tmp_path}/r/a"})
     assert fn.__name__ == "trial"
     assert args == (planned, "no_fp8", "cpu", tmp_path / "r/a")
     assert set(CALLS) >= {"prepare", "sample", "finish", "trial"}

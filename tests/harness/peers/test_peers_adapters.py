@@ -20,7 +20,6 @@ from tiny_lm import tiny_lm, tokens
 from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 
-import harness.peers
 from fp8core.recipe import RECIPES
 from harness.__main__ import main
 from harness.peers import PEERS, aiter, torchao, torchao_mx, transformer_engine
@@ -32,7 +31,6 @@ from harness.training.setup import Setup, prepare
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(harness.peers.__file__).parents[2]
 needs_torchao = pytest.mark.skipif(torchao.missing("cpu") is not None, reason=str(torchao.missing("cpu")))
 
 

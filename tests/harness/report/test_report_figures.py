@@ -1,4 +1,4 @@
-"""Figures of the report, and break-even of compilation. Oracles: arithmetic on the invented rows, data sheets."""
+"""Break-even of compilation. Oracle: arithmetic on the invented rows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from report_pages import by_arm, run_of
 
 from harness.report import records, tables
 from harness.store.case import Case
-
-
-def product(ms, m=16, k=32, n=64, invented=None, **axes):
-    arms = {
-        "bf16": {"ms": 2.0, "flops": {"bf16": 1.0}},
-        "fp8": {"ms": ms, "flops": {"e4m3": 1.0}, "baseline": "bf16"},
-    }
-    case = Case.of("gemm", {"M": m, "K": k, "N": n, **axes})
-    return (invented or Invented(spread=0.0)).times(case, arms)
 
 
 def test_break_even_by_hand(tmp_path):

@@ -6,10 +6,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from curves_for_tests import whole_suite
-from report_cases import cpu_run, gpu_run, linear_cases, train_cases
+from report_cases import cpu_run, gpu_run, linear_cases
 from report_fixtures import H100, Invented, figure, write_run
-from report_pages import machine, run_of, table
+from report_pages import run_of, table
 
 from harness.report import compared, steps, write_report
 from harness.report.headline import headline, headline_rows
@@ -20,12 +19,6 @@ from harness.store.case import Case
 
 def made(found):
     return headline(found, headline_rows(found))
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    cases = [*train_cases(Invented()), *linear_cases(Invented(), 690.0), whole_suite()]
-    return machine(write_run(tmp_path_factory.mktemp("trained"), cases, sweep="train"))
 
 
 # Headline

@@ -24,9 +24,6 @@ from harness.store.case import (
 from harness.store.measurement import Measurement
 from harness.suites import SUITES, divergence
 
-ROOT = Path(__file__).parents[3]
-
-
 # Names and records
 
 

@@ -215,9 +215,6 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
         writer(tmp_path / "file" / "r1")
 
 
-ROOT = Path(__file__).parents[3]
-
-
 def rows_of(folder: Path) -> tuple[int, int]:
     """Rows as pandas and as pyarrow.dataset count them in a folder."""
     return len(pd.read_parquet(folder)), pyarrow.dataset.dataset(folder).count_rows()

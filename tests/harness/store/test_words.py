@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,6 @@ class Odd:
     mode: str = key("how", "slow", choices=("slow", "fast"))
     output_dir: Path | None = key("where", short="-o")
     against: list[str] = key("runs", [])
-
-
-NOTHING = asdict(Odd(run="a"))
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_replays_that_are_not_the_eager_steps_are_a_failed_row(
 def test_a_step_that_cannot_be_recorded_is_a_failed_row(
     tmp_path: Path, tapes: list[OperatorTape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It spoils its process; here, where there is no other, for the arms beside it too (else: test_executor_arms.py)."""
+    """It spoils its process; here, where there is no other, for the arms beside it too (else: test_survival.py)."""
     monkeypatch.setattr(arm_process, "_spoiled", [])  # of this process, which other tests use
     model = '{"_target_": "model_for_training.copies", "batch": "model_for_training.batch"}'
     frame = execute(tmp_path, ["bf16_eager", "bf16_graph", "tensorwise_graph"], model=model, batch=16)

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8core.formats import E4M3FN, E5M2
-from fp8core.recipe import MX_MODES, RECIPES, Cast
 from harness.suites import common, oracle
 
 
@@ -46,12 +44,6 @@ def test_the_amax_of_blocks_against_a_loop(granularity: str, dim: int) -> None:
             expected[i : i + height, j : j + width] = block.max()
     assert np.array_equal(oracle.group_amax(x, granularity, dim).numpy(), expected)
     assert np.array_equal(oracle.group_amax(x, granularity, dim - 2).numpy(), expected)
-
-
-CASTS = {
-    cast for recipe in RECIPES.values() for cast in (recipe.output.a, recipe.output.b) if cast is not None
-}
-MX = {Cast(fmt, "1x32", mx_mode=mode) for fmt in (E4M3FN, E5M2) for mode in MX_MODES}
 
 
 def test_the_distributions_are_what_they_say() -> None:

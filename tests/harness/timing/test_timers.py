@@ -16,7 +16,7 @@ import torch
 from fakes import FakeCuda, FakeHold, FakeTime
 
 from harness.timing import timers
-from harness.timing.clock import Split, gc_paused
+from harness.timing.clock import HostClock, Split, gc_paused
 from harness.timing.timers import CpuTimer, CudaTimer, HostReleased, RanksTimer, Sleep, hold_for, timer_for
 
 
@@ -330,6 +330,15 @@ def test_ranks_begin_a_block_together_by_the_clock_of_their_device(monkeypatch: 
     timer = RanksTimer("cpu")
     assert len(timer.block(lambda: seen.append("step"), 2)) == 2
     assert seen == ["barrier", "step", "step"]
-    monkeypatch.setattr(timers, "EventClock", lambda: timer._steps)
-    assert (RanksTimer("cuda").method, timer.method) == ("cuda_events_ranks", "perf_counter_ranks")
-    timer.synchronize()
+
+    class Events(HostClock):
+        def settle(self) -> None:
+            seen.append("settled")
+
+    monkeypatch.setattr(timers, "EventClock", Events)
+    on_gpu = RanksTimer("cuda")
+    for each in (timer, on_gpu):
+        each.synchronize()
+    assert seen[3:] == ["settled"], "events of the GPU, and no host clock, time its steps"
+    assert (on_gpu.method, on_gpu.l2) == ("cuda_events_ranks", "warm")
+    assert (timer.method, timer.l2) == ("perf_counter_ranks", "none")

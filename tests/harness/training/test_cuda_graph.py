@@ -1,4 +1,4 @@
-"""Recorded steps. Oracles: the eager trainee, bitwise; a tape of operators that refuses what CUDA refuses; a fake CUDA that notes each
+"""Recorded steps. Oracles: a tape of operators that refuses what CUDA refuses; a fake CUDA that notes each
 call, against the order that torch.cuda documents.
 """
 
@@ -17,8 +17,6 @@ from operator_tape import OperatorTape
 from tiny_lm import TinyLM, tokens
 from torch import Tensor, nn
 
-from fp8core.gemm import backend_named
-from fp8core.recipe import RECIPES, Recipe
 from harness.training import cuda_graph
 from harness.training.setup import Setup, Trainee, prepare
 
@@ -41,27 +39,6 @@ def batches(accumulation: int = 1, steps: int = STEPS) -> list[list[tuple[Tensor
     return [[tokens(step * accumulation + i) for i in range(accumulation)] for step in range(steps)]
 
 
-def here(name: str) -> Recipe | None:
-    """The recipe, emulated where a CPU has no kernel for its scales; None of "bf16"."""
-    recipe = RECIPES.get(name)
-    if recipe is None:
-        return None
-    reason = backend_named(recipe.backend).granularity_reason
-    lacking = any(reason("cpu", gemm.granularity) for gemm in recipe.gemms.values())
-    return recipe.emulated() if lacking else recipe
-
-
-def same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def seen(made: Trainee, loss: Tensor) -> list[Tensor]:
-    """Copies of what can be read after a step."""
-    assert made.grad_norm is not None
-    grads = [p.grad for p in made.model.parameters() if p.grad is not None]
-    return [t.detach().clone() for t in (loss, made.grad_norm, *grads)]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -77,37 +54,6 @@ def test_a_batch_of_another_kind_is_refused(change: Any, message: str) -> None:
         pytest.raises(ValueError, match=message),
     ):
         step([tuple(map(change, batch)) for batch in fed[3]])
-
-
-# What can't be recorded
-
-
-def reads(loss: Tensor) -> Tensor:
-    return loss * (2 if float(loss.detach()) > 1e9 else 1)
-
-
-def lists(loss: Tensor) -> Tensor:
-    return loss * len([loss.tolist()])
-
-
-def depends(loss: Tensor) -> Tensor:
-    return loss + loss.detach().reshape(1).nonzero().sum()
-
-
-def copies(loss: Tensor) -> Tensor:
-    return loss * torch.tensor(2.0, device=loss.device)
-
-
-class Waits(TinyLM):
-    """Does something with its loss that a CUDA graph can't hold."""
-
-    def __init__(self, what: Any) -> None:
-        super().__init__()
-        self.what = what
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        changed: Tensor = self.what(super().forward(tokens, targets))
-        return changed
 
 
 def fake_graphs(monkeypatch: pytest.MonkeyPatch) -> FakeGraphs:

@@ -20,15 +20,6 @@ def quiet(rng: np.random.Generator, steps: int) -> Vector:
     return rng.normal(0, 0.01, steps)
 
 
-def stalls(rng: np.random.Generator, steps: int) -> Vector:
-    """One step in 20 waits inside for data, for up to three times its length."""
-    waits = (rng.random(steps) < 0.05) * rng.uniform(0.1, 1.4, steps)
-    return quiet(rng, steps) + waits
-
-
-NOISES: dict[str, Noise] = {f.__name__: f for f in (quiet, stalls)}
-
-
 def simulated(noise: Noise, speedup: float, seed: int, plan: Plan | None = None) -> TrialResult:
     """A trial whose FP8 steps take 1 / speedup of bf16's, under a noise."""
     rng = np.random.default_rng(seed)

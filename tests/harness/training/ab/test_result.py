@@ -26,7 +26,6 @@ from harness.store.compare import paired_ratios
 from harness.store.printer import as_json
 from harness.training.ab import rows
 from harness.training.ab.result import AGAIN, ARMS, BASE, FP8, Plan, Round, TrialResult
-from harness.training.ab.watch import SEEN
 
 
 def good(**changes: Any) -> TrialResult:
@@ -83,17 +82,6 @@ def test_the_honest_twin_is_decided() -> None:
     assert not good().doubt
     assert "for speed: on" in good()._repr_html_()
     assert simulated(quiet, 1.0, 0).decision == "off"  # shown to be a tie
-
-
-def steps_of(factor: float, fault: str = "") -> list[dict[str, Any]]:
-    """A rank's steps of a round: of each arm 100 ms, and `factor` times all of it in FP8."""
-    found = []
-    for arm, times in ((BASE, 1.0), (AGAIN, 1.0), (FP8, factor)):
-        seen = (100.0 * times, 1.0, 2.0 * times, round(10 * times), 5.0 * times)
-        found.append(
-            {"arm": arm, "faults": fault if arm == FP8 else "", **dict(zip(SEEN, seen, strict=True))}
-        )
-    return found
 
 
 def test_a_loader_slower_than_the_step_is_told() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections import namedtuple
 from typing import Any
 
 import language_models
@@ -21,8 +20,7 @@ from harness.training.models.calls import Form, adapt, loss_of
 from harness.training.models.random_tokens import token_input
 from harness.training.setup import Setup, prepare
 
-LOSS, LOGITS, WIDE = torch.tensor(2.5), torch.zeros(4, 8), torch.tensor(2.5, dtype=torch.float64)
-Named = namedtuple("Named", "logits loss")  # as untyped code has it
+LOSS, LOGITS = torch.tensor(2.5), torch.zeros(4, 8)
 
 
 def spec(target: str, batch: str = "", **more: Any) -> UserModel:

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from fp8core import RECIPES, CastInput, Float8Linear, PrecisionSchedule
 from harness.training import meta_estimate
@@ -20,16 +19,6 @@ from harness.training.models.fused import fuse
 from harness.training.setup import Setup, prepare
 
 SMALL = Setup("llama_tiny", batch=2, seq=32, compute="fp32", layers=2, vocab_size=256)
-
-
-def steps(setup: Setup, count: int = 3) -> tuple[list[float], dict[str, Tensor | None]]:
-    trainee = prepare(setup, "cpu")
-    generator = torch.Generator().manual_seed(0)
-    losses = []
-    for _ in range(count):
-        tokens = torch.randint(0, 256, (2, 33), generator=generator)
-        losses.append(float(trainee.step([(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())])))
-    return losses, {name: p.grad for name, p in trainee.model.named_parameters()}
 
 
 def test_norms_and_activations_hand_casts_to_the_layers_that_read_them() -> None:

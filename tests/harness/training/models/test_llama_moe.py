@@ -1,4 +1,4 @@
-"""Experts against a loop over tokens, in float64, and the grouped products against torch's own checks of operators."""
+"""Experts against a loop over tokens, in float64, and compiled against eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of models: published sizes, names, and training by each in every checkpointing mode."""
+"""Models by name: training in every checkpointing mode, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,30 +12,10 @@ from harness.training.models import CHECKPOINTING, build
 
 CPU_MODELS = ("nano", "nanogpt_char_cpu", "llama_tiny", "llama_moe_tiny")
 
-# Model cards of openai-community/gpt2*, meta-llama/Llama-2-7b-hf, Meta-Llama-3-8B and -70B, Llama-3.2-1B and -3B on
-# Hugging Face: "safetensors" parameters, with tied matrices once. (GPT-2's card adds attention masks; here the count
-# of karpathy/nanoGPT, 124M / 354.82M / 774.03M / 1557.61M.)
-PUBLISHED = {
-    "gpt2": 124_439_808,
-    "gpt2_medium": 354_823_168,
-    "gpt2_large": 774_030_080,
-    "gpt2_xl": 1_557_611_200,
-    "llama2_7b": 6_738_415_616,
-    "llama3_8b": 8_030_261_248,
-    "llama3_1b": 1_235_814_400,
-    "llama3_3b": 3_212_749_824,
-    "llama3_70b": 70_553_706_496,
-    "llama3_405b": 405_853_388_800,
-}
-
 
 def batch(model: nn.Module, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.randint(0, model.config.vocab_size, (4, 33), generator=torch.Generator().manual_seed(seed))
     return tokens[:, :-1], tokens[:, 1:]
-
-
-def count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)

@@ -1,4 +1,4 @@
-"""The GPT against a plain float64 implementation in numpy, and its derivative against finite differences."""
+"""The GPT against a plain float64 implementation in numpy."""
 
 from __future__ import annotations
 

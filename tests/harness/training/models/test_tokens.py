@@ -1,4 +1,4 @@
-"""Tokens of a pass and of a step. Oracles: sizes of the batches by hand; the command `advise`, which must say the same."""
+"""Tokens of a step. Oracle: sizes of the batches by hand."""
 
 from __future__ import annotations
 
