@@ -20,6 +20,7 @@ from torch import nn
 from fp8core.kernels import ops
 
 SIZE = 16  # the smallest layer that FP8 matrix units take: its arithmetic is nothing beside its dispatch
+FP8 = torch.float8_e4m3fn
 
 
 def training_step(layer: nn.Module, dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hard_inputs import hard_inputs, mismatches
 
-from fp8core import cast
+from fp8core import cast, quantize, scaling
 from fp8core.formats import E4M3FN, E5M2, ELEMENT_FORMATS, Format
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -99,3 +99,77 @@ def test_dequantize_is_exact_in_float64_and_rounds_once_in_float32(fmt: Format) 
     np.testing.assert_array_equal(got, want)
     got32 = cast.dequantize(codes.view(fmt.dtype), scale_inv).numpy()
     np.testing.assert_array_equal(got32, want.astype(np.float32))
+
+
+GROUPS = {
+    "tensorwise": (256, 256),
+    "rowwise": (1, 256),
+    "1x128": (1, 128),
+    "128x128": (128, 128),
+    "1x32": (1, 32),
+}
+
+
+@pytest.mark.parametrize("granularity", GROUPS)
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("pow2", [False, True])
+def test_non_finite_input_never_comes_back_finite(granularity: str, bad: float, pow2: bool) -> None:
+    """Oracle: the written rule: the whole scaling group comes back as NaN, other groups untouched."""
+    rows, columns = GROUPS[granularity]
+    x = torch.randn(256, 256)
+    want = quantize(x, E4M3FN, granularity, dim=1, power_of_two=pow2).dequantize()
+    x[3, 5] = bad
+    want[3 // rows * rows : 3 // rows * rows + rows, :columns] = torch.nan
+    back = quantize(x, E4M3FN, granularity, dim=1, power_of_two=pow2).dequantize()
+    assert torch.equal(back.nan_to_num(1e9), want.nan_to_num(1e9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_are_left_alone(dtype: torch.dtype) -> None:
+    """Oracle: a copy. A cast works in place on its own float32 product, never on what it was given."""
+    x = torch.randn(64, 64).to(dtype) * 1000
+    before = x.clone()
+    for granularity in ("tensorwise", "rowwise", "1x32"):
+        cast.scale_and_cast(x, E4M3FN, granularity)
+    cast.cast_rows_and_columns(x, E4M3FN)
+    cast.cast_with_amax(x, E4M3FN, torch.tensor(1.0))
+    cast.cast_saturating(x, E4M3FN)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
+def test_what_exceeds_a_known_amax_saturates(fmt: Format) -> None:
+    """Oracle: the largest code. The clamp may be left out only where the amax is x's own."""
+    x = torch.tensor([-4.0, 4.0, torch.inf])
+    codes, _ = cast.scale_and_cast(x, fmt, known_amax=torch.tensor(1.0))
+    assert codes.float().tolist() == [-fmt.largest, fmt.largest, fmt.largest]
+
+
+@pytest.mark.parametrize("pow2", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fmt", ELEMENT_FORMATS, ids=lambda f: f.name)
+def test_rows_and_columns_are_two_clamped_casts(fmt: Format, dtype: torch.dtype, pow2: bool) -> None:
+    """Oracle: each cast by itself, with the clamp. Rows of zeros, of either sign, and with Inf and NaN are among them."""
+    x = (torch.randn(200, 300) * torch.randn(200, 1).exp()).to(dtype)
+    x[2], x[3], x[5, 7], x[11, 13] = 0.0, -0.0, -torch.inf, torch.nan
+    for part in (x, x[:0], x[:, :0]):
+        both = cast.cast_rows_and_columns(part, fmt, power_of_two=pow2)
+        for (codes, scale_inv), dim in zip(both, (1, 0), strict=True):
+            scale, want_inv = scaling.compute_scale(scaling.amax(part, "rowwise", dim), fmt, pow2)
+            want = cast.cast_saturating(part.float() * scale, fmt)
+            if dim == 0:
+                want, want_inv = want.t(), want_inv.t()
+            assert torch.equal(scale_inv.nan_to_num(-1.0), want_inv.nan_to_num(-1.0))
+            nan = want.float().isnan()
+            assert torch.equal(codes.float().isnan(), nan)
+            assert torch.equal(codes.view(torch.uint8)[~nan], want.view(torch.uint8)[~nan])
+
+
+def test_layouts_do_not_matter(inputs: dict[str, torch.Tensor]) -> None:
+    """Oracle: the contiguous cast. Transposed and strided inputs keep their shape and strides."""
+    x = inputs["bf16"].reshape(256, 256)
+    want = cast.cast_saturating(x, E4M3FN).view(torch.uint8)
+    got = cast.cast_saturating(x.t(), E4M3FN)
+    assert got.stride() == (1, 256)
+    assert torch.equal(got.view(torch.uint8).t(), want)
+    assert torch.equal(cast.cast_saturating(x[::3, ::7], E4M3FN).view(torch.uint8), want[::3, ::7])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -45,6 +46,18 @@ def test_a_tensorwise_layer() -> None:
         assert got["3", gemm, role] == ("bfloat16", "", "", "", "", "")
     assert len(found.rows) == 18
     assert found.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "granularities"), [("rowwise", {"rowwise"}), ("blockwise", {"1x128", "128x128"})]
+)
+def test_granularities(name: str, granularities: set[str]) -> None:
+    """Sizes of several blocks, or a block of 128 is a row."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(256, 384)), config=name)
+    x = torch.randn(256, 256, requires_grad=True)
+    found = census(verify(lambda: model(x).sum().backward(), model, announce=False))
+    assert {row.granularity for row in found.rows} == granularities
+    assert {row.backend for row in found.rows} == {RECIPES[name].backend}
 
 
 def test_a_gemm_in_high_precision_is_told_from_the_others() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from recipes import TORCHAO
@@ -28,6 +30,20 @@ def test_configuration_of_a_recipe_resolves_to_it(name: str) -> None:
     assert Float8LinearConfig.from_recipe_name(Float8LinearRecipeName(name)).to_recipe() == recipe
     for way in (name, Float8LinearRecipeName(name), recipe, Float8LinearConfig.from_recipe_name(name)):
         assert as_recipe(way) == recipe
+
+
+def test_every_recipe_has_an_enum_member_and_the_default_is_tensorwise() -> None:
+    assert [r for r in RECIPES if r in TORCHAO] == list(TORCHAO) == [m.value for m in Float8LinearRecipeName]
+    assert as_recipe(None) == as_recipe(Float8LinearConfig()) == RECIPES["tensorwise"]
+    assert [RECIPES[n].fp8_gemms for n in ("tensorwise", "rowwise", "rowwise_with_gw_hp")] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("name", TORCHAO)
+def test_emulation_and_padding_keep_the_recipe(name: str) -> None:
+    """A torchtitan bug in reverse: `emulate` must not fall back to the default recipe."""
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(name), emulate=True, pad_inner_dim=True)
+    recipe = config.to_recipe()
+    assert recipe == dataclasses.replace(RECIPES[name], backend="reference", pad_inner_dim=True)
 
 
 def test_custom_configuration_fills_overrides_from_the_operand_above() -> None:

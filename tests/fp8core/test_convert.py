@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from recipes import changed
@@ -33,6 +35,20 @@ class Block(nn.Module):
 
 def reasons(model: nn.Module) -> dict[str, str]:
     return {layer.fqn: layer.reason for layer in audit(model).layers}
+
+
+def test_swaps_what_it_can_and_says_why_not() -> None:
+    """Oracle: the list of layers, written out."""
+    model = Block()
+    up, state = model.up.weight, copy.deepcopy(model.state_dict())
+    assert convert_to_float8_training(model, config="rowwise") is model
+    assert [type(m) for m in (model.up, model.down, model.head)] == [Float8Linear, Float8Linear, nn.Linear]
+    assert model.up.weight is up
+    assert model.state_dict().keys() == state.keys()
+    got = reasons(model)
+    assert got["up"] == got["down"] == ""
+    assert "N=10" in got["head"]
+    assert "MultiheadAttention" in got["attention.out_proj"]
 
 
 def test_filter_sees_module_and_name_and_is_recorded() -> None:
@@ -78,6 +94,18 @@ def test_a_linear_as_root_is_returned_anew() -> None:
     assert isinstance(converted, Float8Linear)
     assert converted.weight is linear.weight
     assert audit(converted).layers[0].fqn == ""
+
+
+def test_shared_modules_and_parameters_stay_shared() -> None:
+    """Oracle: object identity, before and after."""
+    shared = nn.Linear(32, 32)
+    model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(32, 32)})
+    model["c"].weight = shared.weight
+    convert_to_float8_training(model)
+    assert isinstance(model["a"], Float8Linear)
+    assert model["a"] is model["b"][0]
+    assert model["c"].weight is model["a"].weight is shared.weight
+    assert len(audit(model).layers) == 2
 
 
 def test_converting_again_is_harmless_or_refused() -> None:

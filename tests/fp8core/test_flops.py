@@ -23,6 +23,7 @@ from fp8core import (
 )
 from fp8core.proof.flops import MatmulCount, percent
 
+aten = torch.ops.aten
 TOKENS, WIDTH = 32, 64
 
 
@@ -83,6 +84,24 @@ def test_attention_by_formula(backend: SDPBackend, is_causal: bool, kv_heads: in
     half = sum(row.flops for row in count_matmuls(step, module, causal="half").matmuls)
     fused = is_causal and backend is SDPBackend.FLASH_ATTENTION
     assert half == (0.5 if fused else 1) * 12 * 2 * 4 * 48 * 48 * 16
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed"])
+@pytest.mark.parametrize("backend", ["torch", "triton", "reference"])
+def test_every_backend_of_a_linear(name: str, backend: str) -> None:
+    """Oracle: 6 T K N, and the recipe: which GEMMs are FP8. An emulated one is "emulated", never FP8."""
+    recipe = RECIPES[name].with_backend(backend)
+    model = convert_to_float8_training(
+        nn.Sequential(nn.Linear(WIDTH, 128), nn.Linear(128, WIDTH)), config=recipe
+    )
+    x = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    count = count_matmuls(lambda: model(x).sum().backward(), model)
+    one = 2 * TOKENS * WIDTH * 128
+    assert by_owner(count) == {"0.weight": 3 * one, "1.weight": 3 * one}
+    fp8 = RECIPES[name].fp8_gemms / 3
+    assert count.fp8_share == pytest.approx(0 if backend == "reference" else fp8)
+    if backend == "reference":
+        assert count.by_dtype()["emulated"] == pytest.approx(6 * one * fp8)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,16 @@ def test_derived_constants(fmt: Format) -> None:
     assert fmt.min_normal == float(info.smallest_normal)
     assert fmt.mantissa_bits == info.nmant
     assert fmt.eps == (float(info.eps) if fmt is not E8M0FNU else 1.0)
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda f: f.name)
+def test_flags_agree_with_the_codes(fmt: Format) -> None:
+    """Oracle: the decoded values themselves."""
+    assert fmt.has_inf == any(math.isinf(v) for v in fmt.values)
+    assert fmt.has_negative_zero == any(v == 0 and math.copysign(1, v) < 0 for v in fmt.values)
+    assert fmt.signed == any(v < 0 for v in fmt.values)
+    assert 2.0**fmt.emax <= fmt.max < 2.0 ** (fmt.emax + 1)
+    assert fmt.has_subnormals == (0.0 in fmt.values)
 
 
 def test_lookup_by_dtype_name_and_self() -> None:

@@ -26,6 +26,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]
     return folder, first
 
 
+def test_states_pickles_and_optimizer_states_are_plain(saved: tuple[str, dict[str, Any]]) -> None:
+    _, run = saved
+    assert run["kinds"] == run["pickled"] == run["moments"] == ["Tensor"]
+
+
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_a_run_resumes_on_any_number_of_ranks(saved: tuple[str, dict[str, Any]], world: int) -> None:
     """Oracle: the run that went on; bitwise, with and without FP8 all-gather."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gaussian import operands
 
-from fp8core import BACKENDS, E4M3FN, E5M2, Float8Tensor, quantize, scaled_mm
+from fp8core import BACKENDS, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, Float8Tensor, quantize, scaled_mm
 from fp8core.formats import Format
 from fp8core.gemm.layout import Operand
 from fp8core.gemm.reference import Reference
@@ -49,7 +49,7 @@ ONE_OF_A_ROW = tuple(name for name in SCALINGS if name.startswith(("tensorwise",
 
 def cast_both(
     a: torch.Tensor, b: torch.Tensor, scaling: str, pair: tuple[Format, Format] = PAIRS[0]
-) -> tuple[Float8Tensor, Float8Tensor]:
+) -> tuple[Float8Tensor, ...]:
     kinds = SCALINGS[scaling][0]
     return quantize(a, pair[0], dim=1, **kinds[0]), quantize(b, pair[1], dim=0, **kinds[-1])
 
@@ -73,6 +73,37 @@ def test_sqnr_is_inside_the_band(
         assert sqnr_db(want, got) == pytest.approx(expected, abs=0.2)
         if scaling in ONE_OF_A_ROW:
             assert sqnr_rows_db(want, got).min() > expected - 2.7
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (17, 300, 130), (128, 128, 128), (5, 257, 3)], ids=str)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_reference_gemm(scaling: str, shape: tuple[int, int, int]) -> None:
+    """Oracle: the float64 product of the dequantised operands; float32 within its own rounding."""
+    M, K, N = shape
+    qa, qb = cast_both(*operands(K, 0, M, N), scaling)
+    a, b = qa.dequantize(torch.float64), qb.dequantize(torch.float64)
+    exact = scaled_mm(qa, qb, torch.float64, backend="reference")
+    torch.testing.assert_close(exact, a @ b, rtol=1e-12, atol=1e-12)
+    slack = (K + 8) * 2.0**-24 * (a.abs() @ b.abs())
+    assert ((scaled_mm(qa, qb, torch.float32, backend="reference").double() - a @ b).abs() <= slack).all()
+
+
+@pytest.mark.parametrize("scaling", ONE_OF_A_ROW)
+@pytest.mark.parametrize(
+    "pair", [(E4M3FN, E4M3FN), (E5M2, E4M3FN), (E4M3FNUZ, E4M3FNUZ), (E5M2FNUZ, E4M3FNUZ)]
+)
+@pytest.mark.parametrize("shape", [(1, 16, 16), (17, 64, 48), (63, 256, 112)])
+def test_torch_backend_agrees_with_the_reference(
+    shape: tuple[int, int, int], pair: tuple[Format, Format], scaling: str
+) -> None:
+    """Oracle: the float64 reference; the bound is half an ulp of bfloat16 plus float32 accumulation."""
+    M, K, N = shape
+    a, b = operands(K, 3, M, N)
+    qa, qb = cast_both(a, b, scaling, pair)
+    want = scaled_mm(qa, qb, torch.float64, backend="reference")
+    got = scaled_mm(qa, qb, torch.bfloat16, backend="torch").double()
+    slack = K * 2**-24 * (qa.dequantize(torch.float64).abs() @ qb.dequantize(torch.float64).abs())
+    assert ((got - want).abs() <= want.abs() * 2**-8 + slack).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -105,3 +136,15 @@ def test_a_backends_own_rules_are_asked(monkeypatch: pytest.MonkeyPatch) -> None
             scaled_mm(*cast_both(*operands(64, 1, M, 32), scaling), backend="picky")
     a, b = cast_both(*operands(64, 1, 32, 32), "tensorwise")
     assert torch.equal(scaled_mm(a, b, backend="picky"), scaled_mm(a, b, backend="reference"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_non_finite_rows_stay_non_finite(backend: str) -> None:
+    """Oracle: the rule of scaling: a row with Inf is NaN throughout, and others do not see it."""
+    a, b = operands(64, 0, 32, 48)
+    a[5, 7] = torch.inf
+    got = scaled_mm(
+        quantize(a, E4M3FN, "rowwise", dim=1), quantize(b, E4M3FN, "rowwise", dim=0), backend=backend
+    )
+    assert got[5].isnan().all()
+    assert got[torch.arange(32) != 5].isfinite().all()

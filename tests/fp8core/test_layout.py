@@ -137,3 +137,13 @@ def test_devices(
     monkeypatch.setattr(torch.version, "hip", "6.4" if arch else None)
     reason = TORCH.unsupported(16, 16, 16, fmt, fmt, device="cuda:0")
     assert (said in reason) if said else reason is None
+
+
+def test_scales_of_rows_need_a_newer_torch_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: torch 2.11, whose `_scaled_mm` asserts internally there; a GPU, and single scales, take it as before."""
+    monkeypatch.setattr(layout, "CPU_TAKES_ONE_SCALE", True)
+    reason = layout.granularity_reason("cpu", "rowwise")
+    assert reason
+    assert "emulated()" in reason
+    assert layout.granularity_reason("cuda", "rowwise") is None
+    assert layout.granularity_reason("cpu", "tensorwise") is None

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from recipes import multiplies, on_cpu
+from recipes import ON_CPU, multiplies, on_cpu
 from torch import nn
 
 from fp8core import (
     RECIPES,
     Float8Linear,
+    Recipe,
     audit,
     convert_to_float8_training,
 )
@@ -32,6 +33,10 @@ EXPECTED_DB: dict[str, dict[str, tuple[float, float] | None]] = {
     **dict.fromkeys(("blockwise", "mxfp8"), dict.fromkeys(GEMMS, E4M3["pow2"])),
 }
 EXPECTED_DB |= dict.fromkeys(("delayed", "static"), EXPECTED_DB["tensorwise"])  # dynamic until updated
+
+
+def emulated(name: str) -> Recipe:
+    return dataclasses.replace(RECIPES[name], backend="reference")
 
 
 def run(layer: nn.Module, x: torch.Tensor, grad_output: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -104,6 +109,35 @@ def test_any_leading_dimensions(lead: tuple[int, ...], dtype: torch.dtype, name:
     assert bool(got["grad_weight"].any()) == (0 not in lead)
 
 
+@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize(("M", "K", "N"), [(17, 63, 5), (1, 1, 1), (252, 50, 123)])
+def test_padding_makes_every_shape_run(M: int, K: int, N: int, name: str) -> None:
+    """Oracle: emulation of the same recipe, which needs no padding; equal but for half an ulp of bfloat16
+    (rowwise) and float32 sums of another order."""
+    layer, x, g = problem(M, K, N)
+    padded = run(Float8Linear.from_float(layer, dataclasses.replace(RECIPES[name], pad_inner_dim=True)), x, g)
+    plain = run(Float8Linear.from_float(layer, emulated(name)), x, g)
+    for key, want in plain.items():
+        torch.testing.assert_close(padded[key], want, rtol=2**-8, atol=1e-6 * float(want.abs().max()))
+
+
+def test_input_is_kept_in_fp8_for_an_fp8_grad_weight() -> None:
+    """Oracle: bytes kept for the backward pass, seen through the saved-tensor hooks."""
+    kept: dict[str, int] = {}
+    for name in RECIPES:
+        layer, x = Float8Linear(64, 32, config=on_cpu(name)), torch.randn(16, 64, requires_grad=True)
+        sizes: list[tuple[int, ...]] = []
+
+        def pack(t: torch.Tensor, sizes: list[tuple[int, ...]] = sizes) -> torch.Tensor:
+            sizes.append((t.numel(), getattr(t, "qdata", t).element_size()))
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            layer(x)
+        kept[name] = dict(sizes)[16 * 64]
+    assert kept == {name: 4 if name == "rowwise_with_gw_hp" else 1 for name in RECIPES}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_autocast_decides_the_dtype(name: str) -> None:
     """Oracle: the layer on a bfloat16 input by hand, and nn.Linear for the dtypes."""
@@ -125,6 +159,18 @@ def test_second_derivatives_are_refused() -> None:
         grad.sum().backward()
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_from_float_shares_and_saves_plain_parameters(name: str) -> None:
+    """Oracle: the original module: same Parameter objects, same state_dict, same mode."""
+    layer = nn.Linear(32, 48).eval()
+    low = Float8Linear.from_float(layer, on_cpu(name))
+    assert low.weight is layer.weight
+    assert low.bias is layer.bias
+    assert not low.training
+    assert [key for key in low.state_dict() if "amaxes" not in key] == list(layer.state_dict())
+    assert type(low.state_dict()["weight"]) is torch.Tensor
+
+
 @pytest.mark.parametrize(
     ("name", "backend"), [("blockwise", "torch"), ("mxfp8", "torch"), ("mxfp8", "triton")]
 )
@@ -141,6 +187,29 @@ def test_recipes_without_a_kernel_say_so_and_name_the_nearest(name: str, backend
     assert f"recipe={name}, backend=reference" in repr(emulation)
     assert audit(emulation).fp8_gemms == 0
     assert emulation(x).shape == (16, 48)
+
+
+REFUSED = [
+    ((16, 100, 48), "GEMM output.*K=100"),
+    ((16, 32, 10), "GEMM output.*N=10"),
+    ((17, 32, 48), "GEMM grad_weight.*17 tokens: K=17"),
+]
+
+
+@pytest.mark.parametrize(("shape", "message"), REFUSED)
+def test_shapes_are_refused_in_the_forward_pass(shape: tuple[int, int, int], message: str) -> None:
+    """Even a backward GEMM's: an error an hour into a step is late. Emulation has no such rules."""
+    layer, x, g = problem(*shape)
+    with pytest.raises(ValueError, match=message):
+        Float8Linear.from_float(layer)(x)
+    assert run(Float8Linear.from_float(layer, emulated("tensorwise")), x, g)["output"].shape == g.shape
+
+
+def test_odd_token_counts_run_where_no_fp8_gemm_contracts_them() -> None:
+    x = torch.randn(17, 32)
+    with torch.no_grad():
+        assert Float8Linear(32, 48)(x).shape == (17, 48)
+    Float8Linear(32, 48, config="rowwise_with_gw_hp")(x).sum().backward()
 
 
 @pytest.mark.parametrize(("K", "N"), [(0, 32), (32, 0)])

@@ -11,7 +11,7 @@ import torch
 from recipes import on_cpu
 from torch import nn
 
-from fp8core import convert_to_float8_training, microbatches
+from fp8core import RECIPES, Float8Linear, convert_to_float8_training, microbatches
 
 
 def model_of(name: str) -> nn.Module:
@@ -22,6 +22,18 @@ def model_of(name: str) -> nn.Module:
 
 def batches(n: int = 4) -> list[torch.Tensor]:
     return list(torch.randn(n, 16, 32, generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_weights_are_cast_once(name: str) -> None:
+    """Oracle: casts, counted. That their results are those without the scope: test_situations.py."""
+    model = model_of(name)
+    layers = [m for m in model.modules() if isinstance(m, Float8Linear)]
+    with microbatches(model):
+        for x in batches():
+            model(x.requires_grad_()).square().mean().backward()
+        assert [(m.weight_cache.hits, m.weight_cache.misses) for m in layers] == [(3, 1)] * 2
+    assert all(m.weight_cache is None for m in layers)
 
 
 def scramble(weight: torch.Tensor) -> torch.Tensor:
@@ -96,3 +108,18 @@ def test_scopes_end_cleanly_and_do_not_nest() -> None:
         microbatches([model]).__enter__()
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
+
+
+def test_tied_weight_is_cast_once_for_each_layer_that_holds_it() -> None:
+    """Oracle: the run without the scope; two layers share one parameter."""
+    grads = []
+    for cached in (False, True):
+        torch.manual_seed(0)
+        first, second = Float8Linear(32, 32), Float8Linear(32, 32)
+        second.weight = first.weight
+        model = nn.Sequential(first, second)
+        with microbatches(model) if cached else torch.enable_grad():
+            for x in batches(2):
+                model(x).square().mean().backward()
+        grads.append(first.weight.grad)
+    assert torch.equal(*grads)

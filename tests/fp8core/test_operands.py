@@ -102,6 +102,14 @@ def test_a_layer_trains_alike_on_both_routes(name: str) -> None:
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True)), (shared, cached)
 
 
+@pytest.mark.parametrize("fmt", ["output", "grad_input", "grad_weight"])
+def test_recipes_that_mix_casts_train_alike(fmt: str) -> None:
+    """Oracle: the plain route. Operands of different casts for two GEMMs, and GEMMs left in high precision."""
+    mixed = RECIPES["rowwise_with_gw_hp"].in_high_precision(fmt)
+    want, got = (trained(mixed.with_kernels(kernels)) for kernels in ("never", "always"))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 class Ops(TorchDispatchMode):
     """Counts operators; what an operator of ours does inside of itself is its own business."""
 
@@ -175,6 +183,24 @@ def test_the_route_has_one_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         assert layer.recipe.startswith("rowwise")
         assert (layer.casts == "kernels") == (kernels == "auto")
     assert "recipe=rowwise, kernels=never" in repr(model)
+
+
+def test_a_shared_input_is_cast_once() -> None:
+    """Oracle: operators counted: one cast of the input, and one of each layer's weight."""
+    layers = [Float8Linear(32, 48, config=RECIPES["rowwise"].with_kernels("always")) for _ in range(3)]
+    with Ops() as ops:
+        x = cast_input(torch.randn(16, 32, requires_grad=True), *layers)
+        for layer in layers:
+            layer(x)
+    assert ops.seen["fp8core.cast_rowwise_both"] == 1 + 3
+
+
+def test_inference_casts_one_direction_only() -> None:
+    """Oracle: operators counted: without gradients no transposed copy is made."""
+    layer = Float8Linear(32, 48, config=RECIPES["rowwise"].with_kernels("always"))
+    with torch.no_grad(), Ops() as ops:
+        layer(torch.randn(16, 32))
+    assert {op: n for op, n in ops.seen.items() if op.startswith("fp8core")} == {"fp8core.cast_rowwise": 2}
 
 
 @pytest.mark.parametrize(("version", "hip", "garbled"), [

@@ -38,6 +38,21 @@ def test_an_optimizer_made_before_the_conversion_is_warned_of_at_its_first_step(
         step(model, optimizer)
 
 
+@pytest.mark.parametrize("gathered", [False, True])
+def test_an_optimizer_that_trains_them_is_not(gathered: bool) -> None:
+    """Made after the conversion; or before one that leaves parameters as they are; or one of two."""
+    model = model_of()
+    early = torch.optim.SGD(model.parameters(), lr=1.0)
+    model = convert_to_float8_training(model, config=GATHERED if gathered else None)
+    some = torch.optim.SGD(model[0].parameters(), lr=1.0)
+    rest = torch.optim.SGD([*model[1].parameters(), *model[2].parameters()], lr=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(model, some, rest)
+        if not gathered:
+            step(model, early)
+
+
 def test_audit_names_what_no_optimizer_holds() -> None:
     model = model_of()
     early = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8core import (
     RECIPES,
+    Float8Linear,
     RMSNorm,
     SwiGLU,
     update_scales,
@@ -45,6 +46,18 @@ def test_layers_compute_the_same(name: str, kernels: str, dtype: torch.dtype) ->
     """Oracle: the same block that gives its layers plain tensors; bitwise, amaxes too."""
     want, got = (trained(Block(name, fused, kernels, dtype), dtype) for fused in (False, True))
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "delayed", "rowwise"])
+def test_autocast_and_inference_too(name: str) -> None:
+    """Oracle: as above. Autocast rounds between producer and cast, which an amax from before would miss."""
+    plain, fused = Block(name, False, "always"), Block(name, True, "always")
+    want, got = (trained(block, torch.float32, autocast=True) for block in (plain, fused))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    with torch.no_grad():
+        x = torch.randn(5, 32)
+        assert torch.equal(fused(x), plain(x))
+        assert fused(x[:0]).shape == (0, 32)
 
 
 @DTYPES
@@ -117,6 +130,34 @@ def test_no_amax_is_found_twice(name: str) -> None:
     with Names() as act:
         block.act(gate, gate, block.down)
     assert (norm.seen, act.seen) == (expected(name, "rms_norm"), expected(name, "swiglu"))
+
+
+def test_an_infinity_of_the_producer_stays_loud() -> None:
+    """Oracle: the definition: it turns up as NaN, also where a stale scale would saturate it."""
+    for name in ("tensorwise", "delayed"):
+        block = Block(name, True, "always")
+        trained(block, torch.float32)
+        gate = torch.randn(16, 48)
+        gate[3, 3] = torch.inf
+        assert block.down(block.act(gate, torch.ones_like(gate), block.down))[3].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "delayed"])
+def test_a_gain_alone_trains(name: str) -> None:
+    """Oracle: the same through the norm's plain result. Frozen layers and an input without gradient ask for codes alone."""
+    torch.manual_seed(0)
+    norm = RMSNorm(32)
+    layer = Float8Linear(32, 48, config=RECIPES[name]).requires_grad_(False)
+    x, grads = torch.randn(16, 32), []
+    if name == "delayed":
+        layer(norm(x)).sum().backward()
+        layer.amaxes.record("grad_output", torch.tensor(1.0))
+        update_scales(layer)
+    for call in (lambda: layer(norm(x, layer)), lambda: layer(norm(x))):
+        norm.weight.grad = None
+        call().square().sum().backward()
+        grads.append(norm.weight.grad)
+    assert torch.equal(*grads)
 
 
 def test_compiled_is_one_graph() -> None:

@@ -37,6 +37,10 @@ class OwnForward(nn.Linear):
         return functional.linear(x, self.weight.to(x.dtype), self.bias)
 
 
+class Inherits(OwnForward):
+    """A class with its own forward."""
+
+
 class OwnReset(nn.Linear):
     """Initialised in its own way."""
 
@@ -59,6 +63,15 @@ def test_a_subclass_with_nn_linears_forward_is_converted() -> None:
     assert model[0].label == "query"
     x = torch.randn(16, 32)
     assert torch.equal(model(x), expected(x))
+
+
+def test_a_subclass_with_its_own_forward_is_refused_until_it_is_named() -> None:
+    for kind in (OwnForward, Inherits):
+        text = reason(nn.Sequential(kind(32, 48)))
+        assert text.startswith(f"class {kind.__name__} has its own forward, which would be lost")
+        assert text.endswith(f"pass convert_subclasses=({kind.__name__},)")
+        assert reason(nn.Sequential(kind(32, 48)), convert_subclasses=[OwnForward]) == ""
+    assert reason(nn.Sequential(OwnForward(32, 48)), convert_subclasses=[Inherits])  # it was not named
 
 
 def changed(linear: nn.Linear, **attributes: Any) -> nn.Linear:
@@ -101,6 +114,10 @@ def test_what_would_lose_something_is_left_alone_with_the_reason(case: str) -> N
     expected = model(x) if case not in ("attention", "own initialisation on meta") else None
     assert text in reason(model)
     assert expected is None or torch.equal(model(x), expected)
+
+
+def test_own_initialisation_is_no_obstacle_once_it_has_run() -> None:
+    assert reason(nn.Sequential(OwnReset(32, 48))) == ""
 
 
 def test_a_root_linear_with_a_child_raises() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import fp8core
 from fp8core import RECIPES, Float8Linear, Float8Tensor, quantize, scaled_linear
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+STATELESS = [name for name, recipe in RECIPES.own.items() if recipe.scaling == "dynamic"]
+SHAPES: list[tuple[int, ...]] = [(32, 48), (2, 16, 48), (3, 1, 16, 48), (0, 48)]
 DTYPES = [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
 
 
@@ -28,6 +31,12 @@ def example() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def recipe_on_cpu(name: str) -> fp8core.Recipe:
+    """Recipes that backend "torch" has no CPU kernel for are emulated."""
+    recipe = RECIPES[name]
+    return recipe if name.startswith(("tensorwise", "rowwise")) else recipe.emulated()
 
 
 def tensors(
@@ -54,6 +63,28 @@ def passed(fn: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor, grad: Tens
     ]
 
 
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", STATELESS)
+def test_it_is_the_module(name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    recipe = recipe_on_cpu(name)
+    x, base, grad = tensors(shape, dtypes)
+    layer = Float8Linear.from_float(base, recipe)
+    want = passed(layer, x, base.weight, grad)
+    assert passed(lambda x: scaled_linear(x, base.weight, recipe), x, base.weight, grad) == want
+    assert len(want) == 3
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
+def test_autocast_reaches_the_input_alone(name: str) -> None:
+    x, base, grad = tensors((32, 48), DTYPES[1])
+    layer = Float8Linear.from_float(base, name)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = passed(layer, x, base.weight, grad)
+        assert passed(lambda x: scaled_linear(x, base.weight, name), x, base.weight, grad) == want
+    assert want[0].startswith(b"(torch.bfloat16")
+
+
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
 def test_compiled_it_is_one_graph_with_the_bits_of_eager_mode(name: str) -> None:
     x, base, grad = tensors((2, 16, 48), DTYPES[0])
@@ -70,6 +101,22 @@ def test_compiled_it_is_one_graph_with_the_bits_of_eager_mode(name: str) -> None
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_module_of_ones_own(bias: bool) -> None:
+    x, _, grad = tensors((32, 48), DTYPES[0])
+    mine = example().MyLinear(48, 64, bias=bias, dtype=torch.bfloat16)
+    layer = Float8Linear.from_float(mine, mine.recipe)
+    assert passed(mine, x, mine.weight, grad) == passed(layer, x, layer.weight, grad)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_an_autograd_function_of_ones_own(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    x, base, grad = tensors((32, 48), dtypes)
+    layer, apply = Float8Linear.from_float(base, "tensorwise"), example().Mine.apply
+    want = passed(layer, x, base.weight, grad)
+    assert passed(lambda x: apply(x, base.weight), x, base.weight, grad) == want
+
+
 def test_codes_that_were_gathered() -> None:
     """Shards cast by the scale of the whole, as a weight's hooks do under FSDP2."""
     x, base, grad = tensors((32, 48), DTYPES[0])
@@ -80,6 +127,14 @@ def test_codes_that_were_gathered() -> None:
     gathered = own.after_gather(codes, sent[0][1], whole.dtype).requires_grad_()
     want = passed(Float8Linear.from_float(base, "tensorwise"), x, base.weight, grad)
     assert passed(lambda x: scaled_linear(x, gathered, "tensorwise"), x, gathered, grad) == want
+
+
+def test_what_it_keeps_between_calls_is_nothing() -> None:
+    x, base, _ = tensors((32, 48), DTYPES[0])
+    before = scaled_linear(x, base.weight)
+    with torch.no_grad():
+        base.weight.mul_(2)
+    assert torch.equal(scaled_linear(x, base.weight), 2 * before)
 
 
 X, W = torch.randn(16, 32), torch.randn(48, 32)

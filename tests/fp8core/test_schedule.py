@@ -69,6 +69,33 @@ def train(
     return seen, schedule
 
 
+@pytest.mark.parametrize(
+    ("before", "text", "autocast"),
+    [("", "warmup_bf16:4", False), ("", "warmup_bf16:4", True), ("the recipe", "cooldown_bf16:2", False)],
+)
+@pytest.mark.parametrize("name", RECIPES)
+def test_until_the_switch_it_is_the_model_without_a_schedule(
+    name: str, before: str, text: str, autocast: bool
+) -> None:
+    """Oracle: the unconverted model before the end of a warm-up, the one that is all FP8 before a cool-down."""
+    want, _ = train(model(before and name), autocast=autocast)
+    arm, schedule = train(model(name), text, autocast=autocast)
+    assert arm[:4] == want[:4]
+    assert arm[4] != want[4]
+    assert schedule.switches == 1
+
+
+def test_after_a_warm_up_delayed_scaling_starts_as_any_run_does() -> None:
+    """Oracle: the delayed recipe from the state of the switch, with fresh memory."""
+    arm = model("delayed")
+    after, _ = train(arm, "warmup_bf16:4")
+    memories = [m.amaxes for m in arm.modules() if isinstance(m, Float8Linear)]
+    assert all(m is not None and m.ready for m in memories)
+    dynamic, _ = train(model("tensorwise"), "warmup_bf16:4")
+    assert after[4] == dynamic[4]  # the first step scales by the tensors themselves
+    assert after[5] != dynamic[5]  # the second by the first one's amaxes
+
+
 def test_kept_casts_do_not_survive_a_switch() -> None:
     """The recipe changes while a `microbatches` block is open and the weight does not."""
     layer = convert_to_float8_training(nn.Linear(32, 48), config=on_cpu("tensorwise"))
@@ -126,6 +153,13 @@ def test_a_text_that_is_no_schedule_is_refused(text: str) -> None:
         PrecisionSchedule.parse(text)
 
 
+@pytest.mark.parametrize("written", ["1step", "1 step", "1steps"])
+def test_one_step_is_written_with_its_unit(written: str) -> None:
+    (rule,) = PrecisionSchedule.parse(f"warmup_bf16:{written}@layers.*").rules
+    assert (rule.amount, rule.length(10)) == (1, 1)
+    assert str(rule) == "warmup_bf16:1step@layers.*"
+
+
 def test_what_does_not_fit_the_run_is_refused() -> None:
     for text, at, of, error, message in (
         ("warmup_bf16:2", -1, None, ValueError, "step=-1"),
@@ -137,6 +171,17 @@ def test_what_does_not_fit_the_run_is_refused() -> None:
         given: Any = model("tensorwise") if of is None else of
         with pytest.raises(error, match=message):
             PrecisionSchedule.parse(text).apply(given, at, 10)
+
+
+def test_a_schedule_made_anew_for_each_step_returns_to_the_recipe() -> None:
+    """Oracle: the same schedule kept as one object."""
+    kept, anew = (convert_to_float8_training(nn.Linear(32, 48), config="tensorwise") for _ in range(2))
+    schedule = PrecisionSchedule.parse("warmup_bf16:5,cooldown_bf16:0.1")
+    for step in range(20):
+        schedule.apply(kept, step, 20)
+        PrecisionSchedule.parse(str(schedule)).apply(anew, step, 20)
+        assert kept.recipe == anew.recipe
+        assert kept.recipe.fp8_gemms == (3 if 5 <= step < 18 else 0)
 
 
 def test_a_layer_held_back_takes_what_it_takes_in_fp8() -> None:

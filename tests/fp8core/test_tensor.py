@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from fp8core import E4M3FN, Float8Tensor, quantize
+from fp8core import E4M3FN, E5M2, Float8Tensor, quantize
+from fp8core.cast import scale_and_cast
+
+aten = torch.ops.aten
+GRANULARITIES = ("tensorwise", "rowwise")
+
+
+def assert_same(got: Float8Tensor, want: Float8Tensor) -> None:
+    assert isinstance(got, Float8Tensor)
+    assert got.dtype == want.dtype
+    assert torch.equal(got.qdata.view(torch.uint8), want.qdata.view(torch.uint8))
+    assert torch.equal(got.scale_inv, want.scale_inv)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_quantize_wraps_the_reference_cast(granularity: str, dtype: torch.dtype) -> None:
+    """Oracle: cast.scale_and_cast, itself checked against other libraries."""
+    x = torch.randn(17, 63).to(dtype).t()
+    q = quantize(x, torch.float8_e5m2, granularity, dim=0, power_of_two=True)
+    codes, scale_inv = scale_and_cast(x, E5M2, granularity, dim=0, power_of_two=True)
+    assert (q.dtype, q.shape, q.stride(), q.device) == (dtype, x.shape, x.stride(), x.device)
+    assert (q.granularity, q.format) == (granularity, E5M2)
+    assert torch.equal(q.qdata.view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(q.scale_inv, scale_inv)
+    assert q.dequantize().dtype == dtype
+    assert torch.equal(q.dequantize(torch.float64), codes.double() * scale_inv.double())
+
 
 REARRANGEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "t": lambda x: x.t(),
@@ -80,6 +108,16 @@ def test_conversion_changes_what_is_advertised_and_not_the_codes() -> None:
     assert torch.equal(as_bf16.qdata.view(torch.uint8), q.qdata.view(torch.uint8))
     moved = q.to("meta")
     assert moved.device.type == moved.scale_inv.device.type == "meta"
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_saves_and_loads_without_pickled_code(granularity: str) -> None:
+    """Oracle: the tensor that was saved; `weights_only=True` needs nothing but `import fp8core`."""
+    q = quantize(torch.randn(16, 48, dtype=torch.bfloat16), E5M2, granularity)
+    buffer = io.BytesIO()
+    torch.save({"q": q}, buffer)
+    buffer.seek(0)
+    assert_same(torch.load(buffer, weights_only=True)["q"], q)
 
 
 def test_views_in_inference_mode() -> None:

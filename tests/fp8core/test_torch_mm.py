@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor.fx_passes import micro_pipeline_tp
+from torch.nn import functional
+from torch.torch_version import TorchVersion
 
 from fp8core import E4M3FN, E4M3FNUZ, E5M2, quantize, scaled_mm
 from fp8core.formats import Format
 from fp8core.gemm import torch_mm
+from fp8core.scaling import Granularity
 from fp8core.tensor import Float8Tensor
 
 
@@ -67,6 +70,37 @@ def test_onednn_is_off_within_a_product_and_back_after_it(monkeypatch: pytest.Mo
     with pytest.raises(ZeroDivisionError), torch_mm._WITHOUT_ONEDNN:
         1 / 0  # noqa: B018 - what fails within
     assert (seen, torch.backends.mkldnn.enabled) == ([False, True], True)
+
+
+HAS_IT_ON_CPU = TorchVersion(torch.__version__) >= "2.13"  # 2.11 has not; 2.12 was not tried
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.skipif(not HAS_IT_ON_CPU, reason="no public product on a CPU")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize(
+    ("granularity", "dtype"),
+    [("tensorwise", torch.bfloat16), ("tensorwise", torch.float32), ("rowwise", torch.bfloat16)],
+)
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_public_product_has_the_same_bits(
+    device: str, granularity: Granularity, dtype: torch.dtype, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: `torch.nn.functional.scaled_mm`, on a CPU without oneDNN."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(rows, 128, generator=generator).to(device) for rows in (48, 32))
+    a, b = quantize(x, E4M3FN, granularity), quantize(w, E4M3FN, granularity).t()
+    kinds = functional.ScalingType
+    kind = kinds.TensorWise if granularity == "tensorwise" else kinds.RowWise
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    public = functional.scaled_mm(
+        a.qdata, b.qdata, a.scale_inv, kind, b.scale_inv, kind, output_dtype=dtype, use_fast_accum=fast
+    )
+    assert torch.equal(scaled_mm(a, b, dtype, use_fast_accum=fast, backend="torch"), public)
 
 
 def test_async_tensor_parallelism_knows_the_private_product_alone() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fp8core import BACKENDS, E4M3FN, E4M3FNUZ, E5M2, quantize, scaled_mm
+from fp8core import BACKENDS, E4M3FN, E4M3FNUZ, E5M2, RECIPES, Float8Linear, quantize, scaled_mm
+from fp8core.gemm import triton_mm
 
 PAIRS = (
     ("tensorwise", "tensorwise"),
@@ -39,6 +40,21 @@ def test_product(granularities: tuple[Any, Any], size: tuple[int, int, int], out
     bound = (K + 4) * 2.0**-24 + torch.finfo(out_dtype).eps / 2
     assert got.dtype == out_dtype
     assert (((got.double() - want) / want).abs() <= bound).all()
+
+
+def test_fast_accumulation_is_the_choice_not_to_promote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: what the operator is asked for, GEMM by GEMM of a layer whose recipe sums fast in the forward pass."""
+    asked: list[int] = []
+    real = triton_mm.ops.matmul
+
+    def matmul(*args: Any) -> torch.Tensor:
+        asked.append(args[-1])
+        return real(*args)
+
+    monkeypatch.setattr(triton_mm.ops, "matmul", matmul)
+    layer = Float8Linear(32, 48, config=RECIPES["tensorwise"].with_backend("triton"))
+    layer(torch.randn(16, 32, requires_grad=True)).sum().backward()
+    assert asked == [0, 128, 128]
 
 
 def test_its_rules_are_its_own() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from recipes import ON_CPU
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from fp8core import (
     RECIPES,
@@ -23,7 +24,7 @@ from fp8core import (
     verify,
 )
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.proof.verify import calls, probe
+from fp8core.proof.verify import calls, oracle, probe, sums
 from fp8core.proof.verify.oracle import TiledOperand
 from fp8core.proof.verify.products import Sketch, decibels, difference
 
@@ -161,6 +162,13 @@ def test_a_cpu_says_that_it_emulates(backend: str) -> None:
     assert "emulated: it multiplies FP8 codes in float32" in proof.line
 
 
+def test_a_bias_is_summed_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums, "tiles", partial(oracle.tiles, limit=40))
+    proof = proof_of(convert_to_float8_training(nn.Sequential(nn.Linear(32, 48))))
+    assert proof.ok
+    assert proof.compared["grad_bias"] == 1
+
+
 def test_losses_of_a_cast_are_shown() -> None:
     """Oracle: data made to lose them: one huge element underflows the rest; a stale amax saturates."""
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)), config="delayed")
@@ -177,6 +185,18 @@ def test_losses_of_a_cast_are_shown() -> None:
     assert proof.ok
     assert proof.layers[0].underflowed["input"] == pytest.approx(511 / 512)
     assert any("of input underflows to zero" in warning for warning in proof.warnings)
+
+
+def test_results_kept_by_selective_checkpointing() -> None:
+    """An honest step, two of whose results are kept and not computed again, is verified."""
+    keep = partial(create_selective_checkpoint_contexts, [torch.ops.aten._scaled_mm.default])
+
+    class Selective(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(checkpoint(self.body, x, use_reentrant=False, context_fn=keep))
+
+    proof = proof_of(convert_to_float8_training(Selective(), config="tensorwise"))
+    assert proof.ok, proof.line
 
 
 @pytest.mark.parametrize("gate", [0.0, 1.0])

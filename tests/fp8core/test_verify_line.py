@@ -16,7 +16,7 @@ from on_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8core import Proof, convert_to_float8_training, verify
+from fp8core import Proof, convert_to_float8_training, update_scales, verify
 from fp8core.proof.flops import MatmulCount
 from fp8core.proof.flops.count import Uncounted
 from fp8core.proof.verify.passes import Passes, _warnings
@@ -88,6 +88,28 @@ def test_what_a_layer_s_record_holds_is_a_warning(name: str) -> None:
     (warning,) = _warnings(Passes(nn.Sequential(nn.Linear(16, 16))), [layer])
     assert said in warning
     assert said in proof_with(layers=(layer,), warnings=(warning,)).line
+
+
+def test_more_warnings_than_a_line_shows_are_counted() -> None:
+    line = proof_with(warnings=tuple(f"layer {i}: 50 % of input saturates" for i in range(9))).line
+    assert "9 warnings: layer 0:" in line
+    assert line.endswith("and 6 more")
+
+
+def test_an_input_that_saturates_is_said() -> None:
+    """A delayed scale of a small batch, then one a hundred times larger."""
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 64)), config="delayed")
+    x = torch.randn(16, 32)
+    model(x).sum().backward()
+    update_scales(model)
+
+    def step() -> None:
+        model(100 * x).square().mean().backward()
+        update_scales(model)
+
+    proof = verify(step, model, announce=False)
+    assert proof.layers[0].saturated["input"] > 0.5
+    assert "% of input saturates" in proof.line
 
 
 class Streams(nn.Module):

@@ -198,6 +198,25 @@ def test_figures_are_those_of_the_tensors_that_were_cast(recipe: str, dtype: tor
     assert any(r.underflow_share for r in records)
 
 
+def test_delayed_scaling_shows_what_its_stale_scale_clips() -> None:
+    """The scale is that of the largest earlier amax; a batch four times as large saturates."""
+    layers = model("delayed")
+    tensors = Tensors(layers)
+    for seed in (1, 2):
+        loss_of(layers(batch(seed=seed, spread=0.5))).backward()
+        fp8core.update_scales(layers)
+    earlier = {key: max(float(np.abs(x).max()) for x in seen) for key, seen in tensors.seen.items()}
+    tensors.seen.clear()
+    records = seen(layers, 4 * batch(seed=3, spread=0.5), samples=ALL)
+    for record in records:
+        key = record.layer, record.operand
+        assert record.scaling == "delayed"
+        compare(record, expected(tensors.seen[key], record, False, earlier[key]))
+    first = next(r for r in records if (r.layer, r.operand) == ("0", "input"))
+    assert first.saturated_share is not None
+    assert 0 < first.saturated_share < 0.5
+
+
 def test_one_clipped_element_is_never_a_share_of_zero() -> None:
     """A sample that misses the only clipped element: the amax has seen it."""
     layers = convert_to_float8_training(
@@ -213,10 +232,53 @@ def test_one_clipped_element_is_never_a_share_of_zero() -> None:
     assert record.sampled <= 16
 
 
+@pytest.mark.parametrize("pattern", ["columns", "rows", "diagonal", "blocks"])
+@pytest.mark.parametrize("shape", [(512, 256), (528, 320), (1008, 96), (2048, 1024)], ids=str)
+def test_a_sample_estimates_the_shares_of_all(shape: tuple[int, int], pattern: str) -> None:
+    """Oracle: the share by construction. A stride in step with the pattern would see all of what underflows, or none."""
+    rows, columns = shape
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)
+    small = {
+        "columns": (column % 2 == 0).expand(shape),
+        "rows": (row % 2 == 0).expand(shape),
+        "diagonal": (row % columns != column).expand(shape),
+        "blocks": ((row // 32 + column // 32) % 2 == 0).expand(shape),
+    }[pattern]
+    layers = convert_to_float8_training(nn.Sequential(nn.Linear(columns, 16)), config=on_cpu("tensorwise"))
+    x = torch.where(small, 1e-9, 1.0) * torch.randn(shape).sign()
+    (record,) = seen(layers, x.requires_grad_(), "input", samples=4096)
+    exact = float(small.float().mean())
+    assert 1000 < record.sampled <= 4096
+    assert record.elements == x.numel()
+    assert record.underflow_share == pytest.approx(
+        exact, abs=max(4 * math.sqrt(exact * (1 - exact) / record.sampled), 0.01)
+    )
+
+
 def test_places_are_drawn_once_for_a_shape() -> None:
     places = SampledPlaces(4)
     first, again = (places.of(torch.Size((8, 2)), torch.device("cpu")) for _ in range(2))
     assert first is again
+
+
+@pytest.mark.parametrize(("samples", "nonfinite"), [(ALL, 2), (8, 1)])
+def test_values_that_are_not_finite_are_counted_and_hide_nothing(samples: int, nonfinite: int) -> None:
+    """A sample that misses both still counts one: the amax has seen it."""
+    layers = model("tensorwise")
+    x = batch().detach()
+    x[3, 5], x[4, 6] = torch.nan, torch.inf
+    records = seen(layers, x.requires_grad_(), samples=samples)
+    record, weight = (
+        next(r for r in records if (r.layer, r.operand) == ("0", operand)) for operand in ("input", "weight")
+    )
+    assert (record.nonfinite, record.amax, record.sqnr_db, record.saturated_share) == (
+        nonfinite,
+        None,
+        None,
+        None,
+    )
+    assert weight.nonfinite == 0
+    assert weight.sqnr_db is not None
 
 
 def test_layers_that_a_schedule_holds_in_high_precision_are_not_cast() -> None:

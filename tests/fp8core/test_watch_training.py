@@ -312,3 +312,21 @@ def test_a_scale_that_moves_on_before_the_step_ends_is_the_one_that_was_used() -
             watcher.step()
         results.append(watcher.latest)
     assert results[0] == results[1]
+
+
+def test_many_calls_are_those_calls_together() -> None:
+    """More than are kept one by one. Oracle: the same batch once: every mean over equal calls is that of one."""
+    results = []
+    for times in (1, 70):
+        net = small("rowwise")
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
+        with fp8core.watch(net, every=2, samples=100) as watcher:
+            for _ in range(times):
+                net(x).square().mean().backward()
+            watcher.step()
+            assert not watcher.problem
+        results.append(watcher.latest)
+    for one, many in zip(*results, strict=True):
+        assert (many.calls, many.elements, many.sampled) == (70, 70 * one.elements, 70 * one.sampled)
+        for figure in ("amax", "scale", "largest_scale", "saturated_share", "underflow_share", "sqnr_db"):
+            assert getattr(many, figure) == pytest.approx(getattr(one, figure), rel=1e-9), figure

@@ -17,6 +17,22 @@ from fp8core.kernels.traffic import SCHEMES, TRAFFIC, bytes_per_element
 M, K = 128, 512
 
 
+@pytest.mark.parametrize(
+    ("scheme", "limit"),
+    [
+        ("tensorwise both", 6.0),
+        ("rowwise both", 6.0),
+        ("1x128 both", 4.2),
+        ("128x128 both", 4.2),
+        ("delayed both", 4.1),
+        ("tensorwise both, producer has the amax", 4.0),
+    ],
+)
+def test_limits(scheme: str, limit: float) -> None:
+    """Oracle: the byte counts that the project promises."""
+    assert bytes_per_element(scheme) <= limit
+
+
 def test_table_is_complete_and_asks_for_known_names() -> None:
     assert set(TRAFFIC) == set(ops.OPERATORS) - {"matmul"}
     assert {name for scheme in SCHEMES.values() for name in scheme} <= set(TRAFFIC)

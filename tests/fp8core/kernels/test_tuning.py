@@ -109,6 +109,14 @@ def test_cache_that_cannot_be_written_does_not_matter(cache: Path, caplog: pytes
     assert "cannot be written" in caplog.text
 
 
+def test_what_another_process_wrote_is_kept(cache: Path) -> None:
+    pick(Clock({1: 0.5, 2: 0.9}))
+    table = json.loads(cache.read_text())
+    cache.write_text(json.dumps({**table, "other": {"BLOCK": 7}}))
+    pick(Clock({1: 0.9, 2: 0.5}), (9, 9))
+    assert len(json.loads(cache.read_text())) == 3
+
+
 def test_refused_candidates() -> None:
     """A candidate that the device has no room for is skipped; none left is an error."""
     clock, run = failing(NO_ROOM, FAST)
