@@ -56,7 +56,8 @@ class FirstScreen:
         answers: over all arms, the one about speed first.
         on_cpu: times say nothing then.
         under_way: some run has not ended.
-        arm: the one that is named: the best that nothing stands against, else the best; None where no speed counts.
+        arm: the one that is named: the best that nothing stands against, of those that gain where any does, else the best;
+            None where no speed counts.
         against: what stands against its figure, each in a few words.
         passed: what was found of it; "" is what was judged and passed.
         is_gain: its figure may be called a gain.
@@ -81,11 +82,11 @@ class FirstScreen:
         """That of a machine."""
         found, every, standing = in_question(machine), answers(machine), timed(machine)
         clean = [s for s in found if not doubts(machine, s.arm)]
-        gained = any(p["verdict"] == "faster" for s in clean for p in s.pairs)
-        # A gain in doubt is called no gain; else the best arm that nothing stands against is named.
-        is_gain = gained or every[0].verdict not in ("yes", "partly")
+        gains = [s for s in clean if any(p["verdict"] == "faster" for p in s.pairs)]
+        # A gain in doubt is called no gain; else the best arm that has one and that nothing stands against is named.
+        is_gain = bool(gains) or every[0].verdict not in ("yes", "partly")
         refuted = any(a.verdict == "no" for a in every[1:])
-        named = next(iter(found if refuted or not is_gain else clean or found), None)
+        named = next(iter(found if refuted or not is_gain else gains or clean or found), None)
         own = standing[0].suite if standing else ""
         absent = [
             f"{arm} ({'' if suite == own else what_of(suite) + ': '}{word})"

@@ -338,6 +338,16 @@ def test_a_wrong_result_comes_before_any_speed(tmp_path):
     assert "rowwise_compile (1 case without a time, a check failed)" in rest
 
 
+def test_the_arm_named_beside_a_gain_has_one(tmp_path):
+    """An arm that is everywhere the same has the better mean than one that gains in two layers and loses in the third."""
+    gains, loses = (
+        layers({"bf16_compile": 1.0, "rowwise_compile": 1.0, "tensorwise_compile": ms}) for ms in (0.9, 1.8)
+    )
+    found = stored(tmp_path, *gains[:2], loses[2])
+    assert [s.arm for s in standings.timed(found)] == ["rowwise_compile", "tensorwise_compile"]
+    assert lead_of(found)[0].startswith("FP8 is faster here in part: tensorwise_compile runs ")
+
+
 def test_the_best_arm_is_one_that_nothing_stands_against(tmp_path):
     """tensorwise is faster and its loss fails; where rowwise is left out, no gain is beyond doubt."""
     trained = losses(tensorwise=0.08, rowwise=0.0003)
