@@ -296,6 +296,15 @@ def test_checks_of_a_training_step_answer_whether_it_is_sound(tmp_path, changes,
     assert verdict != "yes" or answer.sentence == f"First training steps of 1 arm agree{warned}."
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_worst_of_two_first_steps_is_shown(tmp_path, order):
+    """A loss or norm that is no number lies further off than any, in whichever case it is."""
+    unknown = STEP | {"first_loss": None, "first_grad_norm_ratio": None}
+    cases = [checked("train", about=about, tokens=i)[1] for i, about in enumerate((STEP, unknown)[::order])]
+    (row,) = table(steps.first_steps_table(stored(tmp_path, *cases)))
+    assert (row["gap of the loss (nats)"], row.get("norm of the gradients", "")) == ("", "")
+
+
 # The lead
 
 
