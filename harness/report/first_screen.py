@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from harness.judge import gathered
 from harness.judge.verdict.rows import unshown
 from harness.report.standings import NO_LOSS, Checks, checks, doubts, in_question, timed, unjudged
-from harness.report.verdicts import MOST_NAMED, WHAT, Answer, answers, capital, rank, what_of
+from harness.report.verdicts import MOST_NAMED, WHAT, Answer, Verdict, answers, capital, rank, what_of
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class FirstScreen:
     @classmethod
     def of(cls, machine: Machine) -> FirstScreen:
         """That of a machine."""
-        found, every, standing = in_question(machine), answers(machine), timed(machine)
+        found = in_question(machine)
+        every = answers(machine)
+        standing = timed(machine)
         clean = [s for s in found if not doubts(machine, s.arm)]
         gains = [s for s in clean if any(p["verdict"] == "faster" for p in s.pairs)]
         # A gain in doubt is called no gain; else the best arm that has one and that nothing stands against is named.
@@ -129,7 +131,8 @@ class FirstScreen:
     def lines(self) -> list[str]:
         """The verdict, then what is open, what holds of the named arm, and the arms in doubt or without a figure."""
         speed, *others = self.answers
-        refuted, words = self.refuted, _words(self.arm) if self.arm else ""
+        refuted = self.refuted
+        words = _words(self.arm) if self.arm else ""
         against = ", ".join(self.against)
         if refuted:
             verdict = f"do not switch FP8 on from these runs: {refuted[0].clause}."
@@ -152,7 +155,7 @@ class FirstScreen:
         doubted = [f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in alike]
         listed = {"In doubt": doubted, "Not judged": self.absent}
         found += [f"{what}: {text.some(arms, MOST_NAMED)}." for what, arms in listed.items() if arms]
-        return [capital(line) for line in found]
+        return [*map(capital, found)]
 
     def _of_the_named(self) -> list[str]:
         if not self.passed:
@@ -187,7 +190,7 @@ class FirstScreen:
 
 
 def _word(found: Answer) -> str:
-    return STATED[found.about][("yes", "partly", "no", "can't tell").index(found.verdict)]
+    return STATED[found.about][get_args(Verdict).index(found.verdict)]
 
 
 def _stated(found: Answer) -> str:

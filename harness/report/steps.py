@@ -75,7 +75,7 @@ def first_steps_table(machine: Machine) -> Table:
         said = {"proof": (s.proof for s in own), "warnings": (w for s in own for w in s.warnings)}
         record: Row = {
             "arm": arm,
-            "gap": max((s.loss_gap for s in own), key=lambda gap: math.inf if math.isnan(gap) else gap),
+            "gap": max((s.loss_gap for s in own), key=lambda gap: (math.isnan(gap), gap)),
             "norms": far.norm_ratio,
         }
         records.append(record | {name: "; ".join(dict.fromkeys(words)) for name, words in said.items()})

@@ -314,10 +314,8 @@ def did_fp8_run(machine: Machine) -> Answer:
     for verdict, named, one, what in found:
         if named:
             return answer("ran", verdict, counted_by_name(named, one, what))
-    counts, direct = (
-        [each for each in every if each.seen is not None],
-        sum(each.on_operands for each in every),
-    )
+    counts = [each for each in every if each.seen is not None]
+    direct = sum(each.on_operands for each in every)
     if not counts and not direct:
         why = "FP8 arms ran, but nothing counted their GEMMs" if every else "no FP8 GEMM ran"
         return answer("ran", "can't tell", why)

@@ -92,13 +92,13 @@ def test_a_run_that_takes_longer_than_those_before_it_tells_no_time_that_is_over
 
 
 def test_runs_side_by_side_share_the_time_left() -> None:
-    runs, now = [task(n, arm="base") for n in range(4)], [0.0]
-    progress = Progress(runs, clock=lambda: now[0])
-    for what, at in ((Mark.BEGUN, 10.0), (Steps(50, 100), 10.0)):
-        for run in runs[:2]:
-            progress.take(run, what)
-        now[0] = at
-    assert progress.frame().left_s == pytest.approx(30.0), "three runs of 20 s, two at a time"
+    now = [0.0]
+    progress = Progress([task(n) for n in range(4)], clock=lambda: now[0])
+    for what in (Mark.BEGUN, Steps(1, 2)):
+        for n in range(2):
+            progress.take(task(n), what)
+        now[0] += 10.0
+    assert progress.frame().left_s == 60.0, "three runs of 40 s, two at a time"
 
 
 @pytest.mark.parametrize("width", [60, 200])
