@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from harness.judge import gathered
 from harness.judge.verdict.rows import unshown
 from harness.report.standings import NO_LOSS, Checks, checks, doubts, in_question, timed, unjudged
-from harness.report.verdicts import MOST_NAMED, WHAT, Answer, answers, rank, what_of
+from harness.report.verdicts import MOST_NAMED, WHAT, Answer, Verdict, answers, capital, rank, what_of
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 STATED = {  # yes, partly, no, can't tell
     "sound": (
-        "Numerically sound",
-        "Numerically sound in part",
-        "Not numerically sound",
-        "Not settled whether it is numerically sound",
+        "numerically sound",
+        "numerically sound in part",
+        "not numerically sound",
+        "not settled whether it is numerically sound",
     ),
     "ran": (
         "FP8 really ran",
         "FP8 is proved to have run in part",
         "FP8 did not run as asked",
-        "Not settled whether FP8 really ran",
+        "not settled whether FP8 really ran",
     ),
     "same": (
-        "It trains the same",
-        "It trains the same in part",
-        "It does not train the same",
-        "Not settled whether it trains the same",
+        "it trains the same",
+        "it trains the same in part",
+        "it does not train the same",
+        "not settled whether it trains the same",
     ),
     "speed": (
         "FP8 is faster here",
         "FP8 is faster here in part",
         "FP8 is not faster here",
-        "Can't tell whether FP8 is faster here",
+        "can't tell whether FP8 is faster here",
     ),
 }
 
@@ -56,7 +56,8 @@ class FirstScreen:
         answers: over all arms, the one about speed first.
         on_cpu: times say nothing then.
         under_way: some run has not ended.
-        arm: the one that is named: the best that nothing stands against, else the best; None where no speed counts.
+        arm: the one that is named: the best that nothing stands against, of those that gain where any does, else the best;
+            None where no speed counts.
         against: what stands against its figure, each in a few words.
         passed: what was found of it; "" is what was judged and passed.
         is_gain: its figure may be called a gain.
@@ -79,13 +80,15 @@ class FirstScreen:
     @classmethod
     def of(cls, machine: Machine) -> FirstScreen:
         """That of a machine."""
-        found, every, standing = in_question(machine), answers(machine), timed(machine)
+        found = in_question(machine)
+        every = answers(machine)
+        standing = timed(machine)
         clean = [s for s in found if not doubts(machine, s.arm)]
-        gained = any(p["verdict"] == "faster" for s in clean for p in s.pairs)
-        # A gain in doubt is called no gain; else the best arm that nothing stands against is named.
-        is_gain = gained or every[0].verdict not in ("yes", "partly")
+        gains = [s for s in clean if any(p["verdict"] == "faster" for p in s.pairs)]
+        # A gain in doubt is called no gain; else the best arm that has one and that nothing stands against is named.
+        is_gain = bool(gains) or every[0].verdict not in ("yes", "partly")
         refuted = any(a.verdict == "no" for a in every[1:])
-        named = next(iter(found if refuted or not is_gain else clean or found), None)
+        named = next(iter(found if refuted or not is_gain else gains or clean or found), None)
         own = standing[0].suite if standing else ""
         absent = [
             f"{arm} ({'' if suite == own else what_of(suite) + ': '}{word})"
@@ -128,21 +131,22 @@ class FirstScreen:
     def lines(self) -> list[str]:
         """The verdict, then what is open, what holds of the named arm, and the arms in doubt or without a figure."""
         speed, *others = self.answers
-        refuted, words = self.refuted, _words(self.arm) if self.arm else ""
+        refuted = self.refuted
+        words = _words(self.arm) if self.arm else ""
         against = ", ".join(self.against)
         if refuted:
-            verdict = f"Do not switch FP8 on from these runs: {_lower(refuted[0].sentence)}"
+            verdict = f"do not switch FP8 on from these runs: {refuted[0].clause}."
         elif self.on_cpu:
-            verdict = f"A CPU says nothing about speed. {_stated(others[0])}"
+            verdict = f"a CPU says nothing about speed. {capital(_stated(others[0]))}"
         elif not words:
             verdict = _stated(speed)
         elif not self.is_gain:
             verdict = (
-                f"Not shown that FP8 pays here: {words}, but {against or 'it is no gain beyond the noise'}."
+                f"not shown that FP8 pays here: {words}, but {against or 'it is no gain beyond the noise'}."
             )
         else:
             verdict = f"{_word(speed)}: {words}{', but ' * bool(against)}{against}."
-        found = [f"So far: {_lower(verdict)}" if self.under_way else verdict, *map(_stated, refuted[1:])]
+        found = [f"so far: {verdict}" if self.under_way else verdict, *map(_stated, refuted[1:])]
         found += [f"Times alone: {words}."] * bool(refuted and words)
         is_open = [a for a in others if a.verdict in ("partly", "can't tell")]
         found += map(_stated, is_open if refuted or words else others[self.on_cpu :])
@@ -150,7 +154,8 @@ class FirstScreen:
         alike = sorted((self.doubted or {}).items(), key=lambda group: -group[0].count(", "))
         doubted = [f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in alike]
         listed = {"In doubt": doubted, "Not judged": self.absent}
-        return found + [f"{what}: {text.some(arms, MOST_NAMED)}." for what, arms in listed.items() if arms]
+        found += [f"{what}: {text.some(arms, MOST_NAMED)}." for what, arms in listed.items() if arms]
+        return [*map(capital, found)]
 
     def _of_the_named(self) -> list[str]:
         if not self.passed:
@@ -163,11 +168,9 @@ class FirstScreen:
             "its GEMMs ran in FP8": not self.passed.gemms,
             "its recipe trains the same": not (self.passed.loss or self.fault_unseen),
         }
-        told = text.some([words for words, holds in held.items() if holds])
+        good = text.some([words for words, holds in held.items() if holds])
         is_open = self.passed.loss == NO_LOSS and NO_LOSS not in self.against
-        return [f"{told[:1].upper()}{told[1:]}."] * bool(told) + [
-            "Whether it trains the same was not judged."
-        ] * is_open
+        return [f"{good}."] * bool(good) + ["Whether it trains the same was not judged."] * is_open
 
     def tables(self) -> list[Table]:
         """None: the table of arms stands below."""
@@ -187,11 +190,11 @@ class FirstScreen:
 
 
 def _word(found: Answer) -> str:
-    return STATED[found.about][("yes", "partly", "no", "can't tell").index(found.verdict)]
+    return STATED[found.about][get_args(Verdict).index(found.verdict)]
 
 
 def _stated(found: Answer) -> str:
-    return f"{_word(found)}: {_lower(found.sentence)}"
+    return f"{_word(found)}: {found.clause}."
 
 
 def _words(best: Standing) -> str:
@@ -199,9 +202,3 @@ def _words(best: Standing) -> str:
     within = ", ".join(filter(None, (shown.interval, shown.note))) or text.NONE
     against = " and ".join(dict.fromkeys(p["baseline"] for p in best.pairs))
     return f"{best.arm} runs {what_of(best.suite)} at {shown.text} the speed of {against} ({within})"
-
-
-def _lower(sentence: str) -> str:
-    """A sentence as a clause: its first letter small, unless it begins a name such as FP8 or CPU."""
-    is_name = sentence[:2].isupper() or sentence[1:2].isdigit()
-    return sentence if is_name else sentence[:1].lower() + sentence[1:]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 NO_LOSS, UNCHECKED = "no loss judged", "results not checked"
-MOST_NAMED = 3  # in the lead
 _NO_RECIPE = ("torch", "fp8", "fp8_precomputed")  # arms of suites that compare no recipes
 
 

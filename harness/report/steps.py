@@ -71,9 +71,13 @@ def first_steps_table(machine: Machine) -> Table:
     """An arm a row: how far its first steps lay from the control's at worst, how its precision was proved, and every warning."""
     records = []
     for arm, own in gathered((s.arm, s) for s in first_steps(machine)).items():
-        far = max(own, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else 0.0)
+        far = max(own, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf)
         said = {"proof": (s.proof for s in own), "warnings": (w for s in own for w in s.warnings)}
-        record: Row = {"arm": arm, "gap": max(s.loss_gap for s in own), "norms": far.norm_ratio}
+        record: Row = {
+            "arm": arm,
+            "gap": max((s.loss_gap for s in own), key=lambda gap: (math.isnan(gap), gap)),
+            "norms": far.norm_ratio,
+        }
         records.append(record | {name: "; ".join(dict.fromkeys(words)) for name, words in said.items()})
     return table_of(machine, "first_steps", records, "First steps, before any was timed.", sortable=False)
 

@@ -41,20 +41,29 @@ MOST_NAMED = 3  # arms in a sentence
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question, its verdict and that in one sentence, with its figures.
+    """A question, its verdict and that in one clause, with its figures.
 
     `about` is what is asked: "speed", "sound", "ran" or "same".
     """
 
     about: str
     verdict: Verdict
-    sentence: str
+    clause: str
+
+    @property
+    def sentence(self) -> str:
+        """The clause by itself."""
+        return f"{capital(self.clause)}."
 
 
-def answer(about: str, verdict: Verdict, *said: str) -> Answer:
-    """An answer; its sentence is made of what is said and not empty."""
-    sentence = "; ".join(filter(None, said))
-    return Answer(about, verdict, f"{sentence[:1].upper()}{sentence[1:]}.")
+def capital(words: str) -> str:
+    """Words as the beginning of a sentence."""
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def answer(about: str, verdict: Verdict, *parts: str) -> Answer:
+    """An answer whose clause is made of the parts that are not empty."""
+    return Answer(about, verdict, "; ".join(filter(None, parts)))
 
 
 def answers(machine: Machine) -> tuple[Answer, ...]:
@@ -305,10 +314,8 @@ def did_fp8_run(machine: Machine) -> Answer:
     for verdict, named, one, what in found:
         if named:
             return answer("ran", verdict, counted_by_name(named, one, what))
-    counts, direct = (
-        [each for each in every if each.seen is not None],
-        sum(each.on_operands for each in every),
-    )
+    counts = [each for each in every if each.seen is not None]
+    direct = sum(each.on_operands for each in every)
     if not counts and not direct:
         why = "FP8 arms ran, but nothing counted their GEMMs" if every else "no FP8 GEMM ran"
         return answer("ran", "can't tell", why)

@@ -108,7 +108,7 @@ PAIR = {"speedup": 1.3, "low": 1.2, "high": 1.4, "verdict": "faster", "condition
 
 
 def first_screen() -> FirstScreen:
-    every = [Answer(about, "yes", "Told.") for about in ("speed", "sound", "ran", "same")]
+    every = [Answer(about, "yes", "3 of 3") for about in ("speed", "sound", "ran", "same")]
     return FirstScreen(every, arm=Standing(Arm("rowwise"), "train", [PAIR], 1.3), passed=Checks("", "", ""))
 
 
@@ -363,8 +363,7 @@ TONES: dict[str, tuple[Callable[[], Any], Tone]] = {
     "no fault was seen to fail": (lambda: StoredVerdicts(trained("PASS").verdicts[:1]), ""),
     "none is judged": (lambda: trained("INCONCLUSIVE"), ""),
     "first screen faster": (first_screen, "good"),
-    "first screen of a CPU": (lambda: replace(first_screen(), on_cpu=True), ""),
-    "first screen, one in doubt": (lambda: replace(first_screen(), doubted={TOLD: ["rowwise"]}), ""),
+    **{f"first screen, {name}": (partial(replace, first_screen(), **{name: value}), "") for name, value in KINDS["first screen"].plants.items()},
     "first screen refuted": (lambda: replace(first_screen(), answers=[Answer("speed", "yes", ""), Answer("sound", "no", "")]), "bad"),
     "pass": (lambda: of_curves("PASS"), "good"),
     "fail": (lambda: of_curves("FAIL"), "bad"),

@@ -106,6 +106,16 @@ def test_a_run_that_takes_longer_than_those_before_it_tells_no_time_that_is_over
     assert progress.frame().left_s == pytest.approx(5.0), "half of a run of 10 s"
 
 
+def test_runs_side_by_side_share_the_time_left() -> None:
+    now = [0.0]
+    progress = Progress([task(n) for n in range(4)], clock=lambda: now[0])
+    for what in (Mark.BEGUN, Steps(1, 2)):
+        for n in range(2):
+            progress.take(task(n), what)
+        now[0] += 10.0
+    assert progress.frame().left_s == 60.0, "three runs of 40 s, two at a time"
+
+
 @pytest.mark.parametrize("width", [60, 200])
 def test_the_bar_of_a_terminal_fits_and_quiet_draws_none(width: int) -> None:
     for quiet in (False, True):

@@ -296,6 +296,14 @@ def test_checks_of_a_training_step_answer_whether_it_is_sound(tmp_path, changes,
     assert verdict != "yes" or answer.sentence == f"First training steps of 1 arm agree{warned}."
 
 
+def test_the_worst_of_two_first_steps_is_shown(tmp_path):
+    """A loss or norm that is no number lies further off than any."""
+    unknown = STEP | {"first_loss": None, "first_grad_norm_ratio": None}
+    cases = [checked("train", about=STEP)[1], checked("train", about=unknown, n=1)[1]]
+    (row,) = table(steps.first_steps_table(stored(tmp_path, *cases)))
+    assert row["gap of the loss (nats)"] == row["norm of the gradients"] == ""
+
+
 # The lead
 
 
@@ -336,6 +344,13 @@ def test_a_wrong_result_comes_before_any_speed(tmp_path):
     assert "is faster" not in verdict + rest
     assert rest.startswith("Times alone: tensorwise_compile")
     assert "rowwise_compile (1 case without a time, a check failed)" in rest
+
+
+def test_the_arm_named_beside_a_gain_has_one(tmp_path):
+    """An arm that is everywhere the same has the better mean than one that gains in two layers and loses in the third."""
+    ms = FAST | {"rowwise_compile": 1.0}
+    cases = [layers(ms | {"tensorwise_compile": own})[i] for i, own in enumerate((0.9, 0.9, 1.8))]
+    assert told(stored(tmp_path, *cases)).startswith("FP8 is faster here in part: tensorwise_compile")
 
 
 def test_the_best_arm_is_one_that_nothing_stands_against(tmp_path):
