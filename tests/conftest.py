@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -35,6 +36,8 @@ _name_the_cpu()  # Inductor reads it when it is imported
 
 import torch  # noqa: E402
 
+SLOW_IMPORTS = ("harness.suites.parallel", "harness.suites.train", "harness.suites.divergence", "pytest")
+
 
 def pytest_xdist_auto_num_workers() -> int:
     """Processes of `-n logical`: half as many again as cores, for a third of the time a test waits for other processes."""
@@ -46,6 +49,9 @@ def pytest_collection_finish() -> None:
     """What was imported and collected is never garbage: half a million objects that each full collection looked through."""
     gc.collect()
     gc.freeze()
+    if served := sys.modules.get("harness.engine.served"):
+        # Whichever test starts the server first: what its processes import, else each of them for 2 to 3 s
+        served.PRELOADED += [name for name in SLOW_IMPORTS if name not in served.PRELOADED]
 
 
 def pytest_unconfigure() -> None:

@@ -18,8 +18,6 @@ import torch.distributed as dist
 
 from harness.engine.arm_process import Conditions
 from harness.engine.arms import Limits, Process
-from harness.engine.served import PRELOADED
-from harness.machine import fork_server
 from harness.machine.ranks import Meeting, Seat, join
 
 Test = Callable[..., None]
@@ -31,7 +29,6 @@ def run(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 120.0
     Raises:
         RemoteError, LateError: see `harness.engine.arms.Link.ask`.
     """
-    fork_server.context([*PRELOADED, "torch._dynamo", "harness.training.parallel.cells"])  # slow to import
     process = Process(Conditions.here(), Limits(silence_s=timeout_s), _print, world)
     try:
         found = process.ask_each(_called, fn, args, what="its start")
