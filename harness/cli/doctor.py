@@ -28,7 +28,7 @@ from harness.machine.gpu_monitor import GpuMonitor
 from harness.machine.hardware import of_env
 from harness.peers import PEERS
 from harness.store import printer
-from harness.store.errors import text_of
+from harness.store.errors import Cause, cause_of, text_of
 from harness.store.extensions import TABLES
 from harness.store.printer import Table, Tone, picked
 from harness.store.text import some
@@ -215,7 +215,8 @@ def _outcome(area: str, name: str, run: Callable[[], str]) -> ProbeResult:
         return ProbeResult(area, name, str(reason), reason.code)
     except Exception as error:  # noqa: BLE001 -- whatever a library raises here is the finding
         text = " ".join(text_of(error).split())
-        return ProbeResult(area, name, f"{type(error).__name__}: {text}"[:300], "raised")
+        code: Code = "missing" if cause_of(error, Cause.RUN) is Cause.MISSING else "raised"
+        return ProbeResult(area, name, f"{type(error).__name__}: {text}"[:300], code)
 
 
 def _probes(device: str, kernels_s: float = 30.0) -> Iterator[tuple[str, str, Callable[[], str]]]:
@@ -423,6 +424,8 @@ def _peer(peer: Peer, device: str) -> str:
         absent = peer.missing(device)
         if absent is not None:
             raise Unavailable(absent)
+        if peer.linear:  # which imports the peer
+            peer.linear(torch.nn.Linear(16, 16, device=device), peer.recipes[0])
         lacking = [why for recipe in peer.recipes if (why := peer.unfit(recipe, device))]
         if lacking and len(lacking) == len(peer.recipes) and not peer.cast:
             raise Unavailable("; ".join(lacking))

@@ -50,7 +50,7 @@ from harness.machine.processes import (
     waited_s,
     watch_stops,
 )
-from harness.store.errors import Cause, RemoteError, SpoiledError, cause_of, one_line
+from harness.store.errors import Cause, RemoteError, SpoiledError, cause_of, one_line, status_of
 from harness.suites.common import Rotation, elements, leaves
 from harness.timing import compiling
 from harness.timing.clock import EventClock, HostClock
@@ -458,7 +458,7 @@ def _prepared(
         rows += numerics_rows(planned, arm, numerics)  # refuses a figure that is none
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the sweep goes on
         resolved, cause = resolved | about(error), cause_of(error, Cause.BUILD)
-        rows.append(row(planned, name, "failed", "", resolved, _words(error), cause=cause))
+        rows.append(row(planned, name, status_of(cause), "", resolved, _words(error), cause=cause))
         _note(error)
         return None
     if not numerics.ok:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.machine import raw_output
 from harness.store.case import LOCAL, Case, Scalar, expand
-from harness.store.errors import Cause, UsageError, one_line, unknown
+from harness.store.errors import Cause, UsageError, cause_of, one_line, unknown
 from harness.suites import NAMES
 
 if TYPE_CHECKING:
@@ -365,6 +365,8 @@ def _unsupported(suite: Plannable, case: Case, arm: str, device: str) -> Unsuppo
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a peer's library may raise anything when it is asked
         from harness.timing.workload import Unsupported
 
+        if (cause := cause_of(error, Cause.ERROR)) is Cause.MISSING:
+            return Unsupported("device", one_line(error), cause)
         reason = f"could not tell whether it can run here: {one_line(error)}"
         return Unsupported("fault", reason, Cause.ERROR)
 

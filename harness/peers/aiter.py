@@ -8,15 +8,13 @@ name of the package in its `setup.py`.
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.peers.peer import Peer, import_missing
+from harness.peers.peer import Peer, imported, not_installed
 
 PIP = "git+https://github.com/ROCm/aiter.git"
 
@@ -31,8 +29,9 @@ def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: b
         b_scale_inv: [1, N].
         fast: hardware of AMD has one accumulation.
     """
-    library: Any = importlib.import_module("aiter")
-    product: Tensor = library.gemm_a8w8(a, b.t(), a_scale_inv, b_scale_inv.t(), None, torch.bfloat16)
+    product: Tensor = imported("aiter", PIP).gemm_a8w8(
+        a, b.t(), a_scale_inv, b_scale_inv.t(), None, torch.bfloat16
+    )
     return product
 
 
@@ -40,7 +39,7 @@ def missing(device: str) -> str | None:
     """A GPU of AMD under ROCm."""
     if torch.version.hip is None or torch.device(device).type != "cuda":
         return f"aiter runs on AMD GPUs under ROCm, not on this {device}; there: pip install '{PIP}'"
-    return import_missing("aiter", PIP)
+    return not_installed("aiter", PIP)
 
 
 def version() -> str:

@@ -9,14 +9,12 @@ Interface of 2025-07-20 and later (`fp8_gemm_nt`), before that `gemm_fp8_fp8_bf1
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.peers.peer import Peer, import_missing, nvidia_capability
+from harness.peers.peer import Peer, imported, not_installed, nvidia_capability
 from harness.store.published import of_peer
 
 PIP = "git+https://github.com/deepseek-ai/DeepGEMM.git"
@@ -32,7 +30,7 @@ def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: b
         b_scale_inv: [K / 128, N / 128], those along K next to each other.
         fast: it always moves its sums to float32.
     """
-    library: Any = importlib.import_module("deep_gemm")
+    library = imported("deep_gemm", PIP)
     out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
     multiply = getattr(library, "fp8_gemm_nt", None) or library.gemm_fp8_fp8_bf16_nt
     multiply((a, a_scale_inv), (b.t(), b_scale_inv.t()), out)
@@ -41,7 +39,7 @@ def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: b
 
 def missing(device: str) -> str | None:
     """A GPU of Hopper or Blackwell."""
-    absent = import_missing("deep_gemm", PIP)
+    absent = not_installed("deep_gemm", PIP)
     if absent is not None:
         return absent
     if nvidia_capability(device)[0] not in (9, 10):

@@ -11,6 +11,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from harness.machine.kernels_by_name import FP8_GEMM, kernel_class
+from harness.store.errors import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +32,8 @@ class Peer:
     Attributes:
         arm: first word of its arms ("torchao" of `torchao_rowwise_eager`).
         doc: what it is, in a few words.
-        missing: device -> why it can't run here, with the way to get it; None where it can.
+        missing: device -> why it can't run here, with the way to get it; None where it can. It imports nothing of the peer:
+            that is for `linear`, `cast` and `gemm`, by `imported`.
         version: of what is installed; called only where nothing is missing.
         recipes: of `fp8core.recipe.RECIPES`, those that `linear` or `gemm` offers under the same name.
         modes: how `linear` is meant to be run.
@@ -77,26 +79,36 @@ class Peer:
         return {"peer": self.arm, "peer_version": self.version(), **figures}
 
 
-def import_missing(module: str, pip: str) -> str | None:
-    """Why a module can't be imported, and the pip line that brings it; None where it can.
+class PeerImportError(ImportError):
+    """A peer is installed and cannot be imported: its arms are skipped rows, as those of one that is not installed."""
+
+    cause = Cause.MISSING
+
+
+def not_installed(package: str, pip: str) -> str | None:
+    """That a top-level package is not there, and the line that brings it; None where it is. It is not imported.
 
     Args:
-        module: dotted name; its top-level package decides whether it is installed.
+        package: its name.
         pip: what to hand to `pip install`.
     """
-    package = module.partition(".")[0]
-    way_out = f"pip install '{pip}'"
-    if importlib.util.find_spec(package) is None:
-        return f"{package} is not installed: {way_out}"
+    return None if importlib.util.find_spec(package) else f"{package} is not installed: pip install '{pip}'"
+
+
+def imported(module: str, pip: str) -> Any:
+    """A module of a peer: in the process that needs it, since a plan would wait for it in vain.
+
+    Raises:
+        PeerImportError: it cannot be imported.
+    """
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except (ImportError, AttributeError, RuntimeError) as error:
         # A release made for another torch fails in one of these ways, and in the middle of its own imports.
-        return (
+        raise PeerImportError(
             f"{module} cannot be imported with torch {torch.__version__} ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}); another release may fit: {way_out}"
-        )
-    return None
+            f"{' '.join(str(error).split())}); another release may fit: pip install '{pip}'"
+        ) from error
 
 
 def fp8_kernels(events: Sequence[Any]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from harness.peers.peer import Peer, import_missing
+from harness.peers.peer import Peer, imported, not_installed
 from harness.store.published import of_peer
 
 if TYPE_CHECKING:
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 PIP = "torchao>=0.18"
 
 
-def load(module: str) -> str | None:
-    """Imports one of torchao's modules; why that fails, or None."""
+@functools.cache
+def load(module: str) -> None:
+    """Imports one of torchao's modules; see `harness.peers.peer.imported`."""
     # The wheel's C++ libraries serve other parts of torchao; with another torch they fail to load, loudly, and to
     # leave them out is logged as a warning.
     logging.getLogger("torchao").setLevel(logging.ERROR)
     os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
-    return import_missing(module, PIP)
+    imported(module, PIP)
 
 
 def missing(device: str) -> str | None:
     """Any device will do."""
-    return load("torchao.float8")
+    return not_installed("torchao", PIP)
 
 
 def version() -> str:
@@ -48,6 +49,7 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
     Made by `from_float`, since `convert_to_float8_training` also changes how Inductor writes `minimum` and `maximum`
     for the whole process, and with it every other compiled arm.
     """
+    load("torchao.float8")
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import Float8Linear
 
@@ -76,6 +78,7 @@ def fails_under_autocast(recipe: str) -> str | None:
 
 def cast(x: Tensor, dtype: torch.dtype, granularity: str) -> tuple[Tensor, Tensor]:
     """The dynamic cast of its Float8Linear. It keeps the scale and inverts it at the GEMM; both are timed here."""
+    load("torchao.float8")
     from torchao.float8.config import ScalingGranularity
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import LinearMMConfig

@@ -42,6 +42,7 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
     """
     if recipe != "mxfp8":
         raise ValueError(f"torchao_mx offers mxfp8, not {recipe!r}")
+    torchao.load(MODULE)
     new = MXLinear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
     new.weight, new.bias = layer.weight, layer.bias
     return new
@@ -49,10 +50,9 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
 
 def missing(device: str) -> str | None:
     """A GPU with products of MX blocks, and a torchao that has the prototype."""
-    # Its import is loud, so it is not tried in vain.
     if importlib.util.find_spec("torchao") is not None and nvidia_capability(device) < CAPABILITY:
         return f"torchao's MXFP8 takes compute capability {'.'.join(map(str, CAPABILITY))}, not this {device}"
-    return torchao.load(MODULE)
+    return torchao.missing(device)
 
 
 PEER = Peer(

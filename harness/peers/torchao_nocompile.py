@@ -26,7 +26,7 @@ def missing(device: str) -> str | None:
         return f"torchao.prototype.float8nocompile consists of Triton kernels, which {device} can't run"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install triton"
-    return torchao.load(MODULE)
+    return torchao.missing(device)
 
 
 def linear(layer: nn.Linear, recipe: str) -> nn.Module:
@@ -37,6 +37,7 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
     """
     if recipe != "tensorwise":
         raise ValueError(f"float8nocompile ignores recipe {recipe!r}; it offers tensorwise only")
+    torchao.load(MODULE)
     from torchao.float8 import Float8LinearConfig
     from torchao.prototype.float8nocompile.float8nocompile_linear import Float8LinearNoCompile
 

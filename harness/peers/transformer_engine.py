@@ -14,7 +14,6 @@ NVIDIA/TransformerEngine, `transformer_engine/pytorch/quantization.py`, and the 
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from harness.peers.peer import Peer, import_missing
+from harness.peers.peer import Peer, imported, not_installed
 from harness.store.published import of_peer
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def around(recipe: str, first: bool | None) -> Iterator[None]:
 
 
 def _modules() -> tuple[Any, Any]:
-    return importlib.import_module(MODULE), importlib.import_module("transformer_engine.common.recipe")
+    return imported(MODULE, PIP), imported("transformer_engine.common.recipe", PIP)
 
 
 def _autocast(recipe: str) -> AbstractContextManager[None]:
@@ -113,7 +112,7 @@ def _autocast(recipe: str) -> AbstractContextManager[None]:
 
 def missing(device: str) -> str | None:
     """An NVIDIA GPU, and more than the meta package, which installs without a GPU and imports nothing."""
-    absent = import_missing(MODULE, PIP)
+    absent = not_installed("transformer_engine", PIP)
     if absent is None and torch.device(device).type != "cuda":
         return f"Transformer Engine runs on NVIDIA GPUs, not on {device}"
     return absent

@@ -6,7 +6,7 @@ import difflib
 import os
 import traceback
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -138,6 +138,11 @@ def cause_of(error: BaseException, otherwise: Cause) -> Cause:
     if isinstance(own, Cause):
         return own
     return Cause.OOM if out_of_memory(error) else otherwise
+
+
+def status_of(cause: Cause) -> Literal["skipped", "failed"]:
+    """Status of the row of an arm that raised: what could be installed is no failure of what is measured."""
+    return "skipped" if cause is Cause.MISSING else "failed"
 
 
 def text_of(error: BaseException) -> str:

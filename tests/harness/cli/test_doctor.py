@@ -19,7 +19,7 @@ from harness.cli.doctor import ProbeResult, Unavailable, conclusion, main, probe
 from harness.machine import environment
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.peers import Peer
-from harness.peers.peer import import_missing
+from harness.peers.peer import not_installed
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Peer("json", "JSON", missing=lambda device: None, version=lambda: "2.0")
-    absent = replace(there, missing=lambda device: import_missing("no_such_peer.pytorch", "ghost"))
+    absent = replace(there, missing=lambda device: not_installed("no_such_peer", "ghost"))
     monkeypatch.setattr(doctor, "PEERS", {"json": there, "ghost": absent})
 
 

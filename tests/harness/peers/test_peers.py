@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from fp8core.convert import convert_to_float8_training
 from fp8core.tensor import quantize
+from harness import store
+from harness.__main__ import main
 from harness.peers import PEERS, nanochat_style, scaled_mm, torchao, torchao_nocompile
-from harness.peers.peer import import_missing
+from harness.peers.peer import PeerImportError, imported
 from harness.store.case import Case
+from harness.store.errors import Cause
 from harness.suites import cast, gemm, linear
 
 LINEAR = Case.of("linear", {"shape_set": "custom", "layer": "custom", "M": 48, "K": 64, "N": 80})
@@ -66,10 +69,48 @@ def test_a_peer_made_for_another_torch_says_so(
     name = f"stale_peer_{error.__name__.lower()}"
     (tmp_path / f"{name}.py").write_text(f"raise {error.__name__}('no such\\n operator')")
     monkeypatch.syspath_prepend(tmp_path)
-    reason = import_missing(name, "stale>=2")
-    assert reason is not None
+    with pytest.raises(PeerImportError) as refused:
+        imported(name, "stale>=2")
+    assert refused.value.cause is Cause.MISSING
+    reason = str(refused.value)
     for part in (torch.__version__, f"{error.__name__}: no such operator", "pip install 'stale>=2'"):
         assert part in reason
+
+
+def test_a_peer_that_is_installed_and_cannot_be_imported_is_a_skipped_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one that is not installed: a plan does not import it. Oracle: the module that is not there."""
+    monkeypatch.chdir(tmp_path)
+    adapter = dataclasses.replace(
+        PEERS["torchao"], missing=lambda device: None, linear=lambda *_: imported("no_such_module", "it>=2")
+    )
+    monkeypatch.setitem(PEERS, "torchao", adapter)
+    words = "sweep=linear arms=[bf16_eager,torchao_rowwise_eager] isolate=false report=false control=false"
+    assert (
+        main(
+            [
+                *words.split(),
+                "axes.M=16",
+                "axes.K=32",
+                "axes.N=16",
+                "run_id=r",
+                "rounds=3",
+                "timing.min_seconds=0",
+            ]
+        )
+        == 0
+    )
+    rows = (
+        store.read(tmp_path / "results/linear/r")
+        .query("metric == 'time_ms' or status != 'ok'")
+        .set_index("arm")
+    )
+    assert (rows["status"] + rows["cause"]).to_dict() == {
+        "bf16_eager": "ok",
+        "torchao_rowwise_eager": "skippedmissing",
+    }
+    assert "pip install 'it>=2'" in rows["reason"]["torchao_rowwise_eager"]
 
 
 def test_nocompile_needs_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
