@@ -142,42 +142,35 @@ __all__ = [
 ]
 
 _LAZY = {
-    # They import torch.distributed.tensor, which takes longer than all the rest of fp8core
-    "Float8ColwiseParallel": "fp8core.distributed.tensor_parallel",
-    "Float8RowwiseParallel": "fp8core.distributed.tensor_parallel",
-    "PrepareFloat8ModuleInput": "fp8core.distributed.tensor_parallel",
-    "WaitedRowwiseParallel": "fp8core.distributed.waited",
-    "async_tp_reason": "fp8core.distributed.tensor_parallel",
-    "check_plan": "fp8core.distributed.tensor_parallel",
+    # It imports torch.distributed.tensor, which takes longer than all the rest of fp8core
+    "distributed.tensor_parallel": (
+        "Float8ColwiseParallel",
+        "Float8RowwiseParallel",
+        "PrepareFloat8ModuleInput",
+        "async_tp_reason",
+        "check_plan",
+    ),
+    "distributed.waited": ("WaitedRowwiseParallel",),
     # What proves, counts and watches, without which the library works
-    "Audit": "fp8core.proof.audit",
-    "LayerAudit": "fp8core.proof.audit",
-    "audit": "fp8core.proof.audit",
-    "CastRecord": "fp8core.proof.cast_records",
-    "Matmul": "fp8core.proof.flops",
-    "MatmulCount": "fp8core.proof.flops",
-    "MatmulCounter": "fp8core.proof.flops",
-    "count_matmuls": "fp8core.proof.flops",
-    "ExpertsAudit": "fp8core.proof.expert_rows",
-    "WeightAudit": "fp8core.proof.other_weights",
-    "Census": "fp8core.proof.verify",
-    "Proof": "fp8core.proof.verify",
-    "StepProof": "fp8core.proof.verify",
-    "census": "fp8core.proof.verify",
-    "verify": "fp8core.proof.verify",
-    "Watcher": "fp8core.proof.watcher",
-    "watch": "fp8core.proof.watcher",
+    "proof.audit": ("Audit", "LayerAudit", "audit"),
+    "proof.cast_records": ("CastRecord",),
+    "proof.expert_rows": ("ExpertsAudit",),
+    "proof.flops": ("Matmul", "MatmulCount", "MatmulCounter", "count_matmuls"),
+    "proof.other_weights": ("WeightAudit",),
+    "proof.verify": ("Census", "Proof", "StepProof", "census", "verify"),
+    "proof.watcher": ("Watcher", "watch"),
 }
 
 
 def __getattr__(name: str) -> object:
     """Import a name of `_LAZY` at its first use."""
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    for module, names in _LAZY.items():
+        if name in names:
+            from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return value
+            value = globals()[name] = getattr(import_module(f"fp8core.{module}"), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

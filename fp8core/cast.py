@@ -60,7 +60,7 @@ def cast_saturating(
     fmt = as_element_format(fmt)
     if fits and not torch.compiler.is_compiling():
         return x.to(fmt.dtype)
-    largest = fmt.largest
+    largest = fmt.max
     if not overwrite:
         check_hp(x)
         overwrite = x.dtype != torch.float32

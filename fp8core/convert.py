@@ -17,6 +17,7 @@ from fp8core.distributed.fsdp import gather_in_fp8
 from fp8core.distributed.fsdp_state import is_sharded_by_fsdp
 from fp8core.gemm import backend_named
 from fp8core.inputs.sharded import ORDER
+from fp8core.layer_rules import weight_reason
 from fp8core.linear import Float8Linear
 from fp8core.replace import FILTERED, NEVER_OFFERED, WHY_NOT, keep_from_fast_path, loss_reason
 from fp8core.transposed import Float8Conv1D, is_transposed_linear, own_forward
@@ -152,21 +153,15 @@ def _reason_against(linear: Any, recipe: Recipe, convert_subclasses: tuple[type[
     if lost:
         return lost
     backend = backend_named(recipe.backend)
-    K, N = linear.weight.shape if is_transposed_linear(linear) else (linear.in_features, linear.out_features)
-    for gemm, (k, n) in ((recipe.output, (K, N)), (recipe.grad_input, (N, K))):
-        if gemm.a is None or gemm.b is None:
-            continue
-        if linear.weight.device.type != "meta":
-            device = linear.weight.device
+    device = linear.weight.device
+    for gemm in (recipe.output, recipe.grad_input):
+        if gemm.a is not None and gemm.b is not None and device.type != "meta":
             reason = backend.device_reason(device, gemm.a.format, gemm.b.format)
             reason = reason or backend.granularity_reason(device, gemm.granularity, recipe.nearest)
             if reason:
                 raise ValueError(f"recipe {recipe}: {reason}")
-        if not recipe.pad_inner_dim:
-            reason = backend.shape_reason(0, k, n, gemm.a.format, gemm.b.format, gemm.granularity)
-            if reason:
-                return reason
-    return ""
+    K, N = linear.weight.shape if is_transposed_linear(linear) else (linear.in_features, linear.out_features)
+    return weight_reason(recipe, K, N)
 
 
 def _log_conversion(recipe: Recipe, converted: list[str], skipped: Mapping[str, str]) -> None:

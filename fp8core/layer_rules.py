@@ -76,6 +76,17 @@ def gemms_reason(
     return "", False
 
 
+def weight_reason(recipe: Recipe, K: int, N: int) -> str:
+    """Why the hardware multiplies no tokens at all by a weight [N, K]; "" if it does."""
+    shape_reason = backend_named(recipe.backend).shape_reason
+    for gemm, k, n in ((recipe.output, K, N), (recipe.grad_input, N, K)):
+        if gemm.a is not None and gemm.b is not None and not recipe.pad_inner_dim:
+            reason = shape_reason(0, k, n, gemm.a.format, gemm.b.format, gemm.granularity)
+            if reason:
+                return reason
+    return ""
+
+
 def check_weight(weight: torch.Tensor, trains: bool, layer: str) -> None:
     """Refuse a weight that no cast or no training takes.
 

@@ -20,7 +20,7 @@ bfloat16, so a float32 or float16 layer is rounded to bfloat16 once for each of 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -140,12 +140,15 @@ class Float8Linear(nn.Linear):
         """
         if not isinstance(mod, nn.Linear):
             raise TypeError(f"from_float takes an nn.Linear, got {type(mod).__name__}")
-        new = cls(mod.in_features, mod.out_features, bias=False, device="meta", config=config)
-        take_over(new, mod)
-        new.converted_from = mod.converted_from if isinstance(mod, Float8Linear) else type(mod)
-        if new.amaxes is not None:
-            new.amaxes = AmaxMemory(new.recipe, mod.weight.device)
-        return new
+        return cls(mod.in_features, mod.out_features, bias=False, device="meta", config=config)._taking(mod)
+
+    def _taking(self, mod: Any) -> Self:
+        """This layer, made on "meta", in the place of one of its sizes."""
+        take_over(self, mod)
+        self.converted_from = mod.converted_from if isinstance(mod, Float8Linear) else type(mod)
+        if self.amaxes is not None:
+            self.amaxes = AmaxMemory(self.recipe, mod.weight.device)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold: no open `microbatches` block knows them."""

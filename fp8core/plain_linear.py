@@ -10,9 +10,14 @@ A layer multiplies three times. M counts tokens (all leading dimensions of the i
 Parameters, outputs, gradients and the bias stay in high precision. Operands alone are FP8, and each of the three tensors is an
 operand twice, contracted along another of its dimensions each time.
 
-Formats. e4m3 has 3 bits of mantissa and reaches 448; e5m2 has 2 and reaches 57,344. Input and weight are e4m3, for precision.
-A grad_output with a single scale is e5m2, for range; with a scale for each row e4m3 reaches far enough. The matrix units have
-no product of e5m2 by e5m2, and none arises: a gradient is always the left operand.
+Dtypes. e4m3 has 3 bits of mantissa and reaches 448, for precision; e5m2 has 2 and reaches 57,344, for range. A row's own scale
+brings a gradient into range already. The matrix units have no product of e5m2 by e5m2, and none arises: a gradient is always
+the left operand.
+
+                   one scale ("tensorwise")    one for each row ("rowwise")    left and right of each product, then its result
+    input          e4m3                        e4m3                            output        e4m3, e4m3 -> the input's dtype
+    weight         e4m3                        e4m3                            grad_input    grad, e4m3 -> grad_output's dtype
+    grad_output    e5m2                        e4m3                            grad_weight   grad, e4m3 -> the same; then the weight's
 
 Casts. `amax` is the largest magnitude of the elements that share a scale:
 
@@ -20,21 +25,28 @@ Casts. `amax` is the largest magnitude of the elements that share a scale:
     codes     = round(clamp(x * scale))                one byte an element; the product is formed in float32
     scale_inv = 1 / scale                              kept beside the codes: codes * scale_inv is about x
 
+An amax below 1e-12 counts as that, so zeros stay zeros; a group that holds Inf or NaN becomes NaN.
+
 A product takes its scales out of the sum, so elements along the contracted dimension share one. "tensorwise": one scale for
-all, and the same codes serve both products. "rowwise": one scale for each line along the contracted dimension, so a tensor is
-cast twice, once for each of its products. Exact zeros stay; a group that holds Inf or NaN becomes NaN.
+all, so that the same codes serve both products that read a tensor. "rowwise": one scale for each line along the contracted
+dimension, so that a tensor is cast twice, once for each of its products. Blocks (`fp8core.recipe`) are lines cut into pieces.
 
 Layout. Hopper's FP8 units read both operands along the contracted dimension, so here an operand is a matrix of *lines*, each of
 which is contracted as a whole: left [M, K], right [N, K]. `product` turns the right one into [K, N] by a view, which then is
 column-major, as the units want it. Codes that were cast as the tensor lies and are contracted over its other dimension are
-copied, byte by byte; kernels that cast for both products write both orientations from one read instead.
+copied, byte by byte: the weight's for grad_input, and both operands of grad_weight. Kernels that cast for both products write
+both orientations from one read instead.
 
 Saved from the forward pass for the backward pass:
 
-    input     as operand of grad_weight: codes, a byte an element, where nn.Linear keeps two or four. Cast now, since keeping the
-              input until then is what FP8 saves; the tensor itself only if grad_weight is in high precision
-    weight    its codes if one cast serves output and grad_input, a byte an element more than nn.Linear, for a cast less.
-              Otherwise the parameter, which lives anyway, and is cast along its other dimension in the backward pass
+                          input                                weight
+    tensorwise            codes, those of the output           codes, those of the output
+    rowwise               codes, cast along the tokens         the parameter, which lives anyway
+    rowwise_with_gw_hp    the tensor: grad_weight takes it     the parameter
+
+Codes are a byte an element, where nn.Linear keeps two or four of the input, and none of the weight beside the parameter. The
+input is cast in the forward pass, since to keep it until it is cast later is what FP8 saves. Codes of the weight spare a cast; a
+parameter is cast along its other dimension in the backward pass. grad_output is cast there, for both of its products at once.
 
 torchao 0.18 has the same results, bit for bit, but for rare scales just below a power of two (see `fp8core.scaling`). It saves
 input and weight in high precision and casts each operand of each product anew, six times a step; tensorwise this layer casts
@@ -97,6 +109,11 @@ def cast_lines(
     )
     operand = Operand(codes, scale_inv)
     return operand if dim == 1 else transposed(operand)
+
+
+def kept(lines: Lines, x: torch.Tensor) -> Saved:
+    """What to keep of a tensor: its codes and scales; itself, where no product takes codes of it."""
+    return lines if isinstance(lines, Operand) else (x, None)
 
 
 def serves_both(first: Cast | None, second: Cast | None) -> bool:
@@ -172,14 +189,14 @@ class Plan:
         if not again:
             return self.cast(x, first, 1, "input"), NOT_SAVED
         lines, turned = self.cast_twice(x, first, second, "input")
-        return lines, turned if isinstance(turned, Operand) else (x, None)
+        return lines, kept(turned, x)
 
     def of_weight(self, weight: torch.Tensor, again: bool) -> tuple[Lines, Saved]:
         """Return the right operand of the output; and what to save, if that of grad_input will be wanted again."""
         first, second = self.recipe.output.b, self.recipe.grad_input.b
         if again and serves_both(first, second):
             lines, turned = self.cast_twice(weight, first, second, "weight")
-            return lines, turned if isinstance(turned, Operand) else (weight, None)
+            return lines, kept(turned, weight)
         return self.cast(weight, first, 1, "weight"), (weight, None) if again else NOT_SAVED
 
     def for_output(

@@ -102,14 +102,8 @@ class RMSNorm(nn.Module):
         if not _runs_fused(x):
             y = reference.rms_norm(x.reshape(-1, x.shape[-1]), self.weight, self.eps)[0].view(x.shape)
             return cast_input(y, *layers) if layers else y
-        flat = x.detach().reshape(-1, x.shape[-1])
-        weight = self.weight.detach()
-        if not layers:
-            y, rstd = ops.rms_norm(flat, weight, self.eps)
-            return _RMSNorm.apply(x, self.weight, rstd, y.view(x.shape))
-        casts = shared_casts(*layers)
-        y, rstd, seen = ops.rms_norm_amax(flat, weight, self.eps)
-        return _cast(_RMSNorm.apply(x, self.weight, rstd, y.view(x.shape)), seen, casts, *layers)
+        result: torch.Tensor | CastInput = self._fused(x, layers=layers)[-1]
+        return result
 
     @overload
     def add(self, x: torch.Tensor, delta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -146,15 +140,20 @@ class RMSNorm(nn.Module):
         if not matches or not _runs_fused(x):
             total = x + delta
             return total, self(total, *layers)
+        total, y = self._fused(x, delta, layers=layers)
+        return total, y
+
+    def _fused(self, *given: torch.Tensor, layers: tuple[Float8Linear, ...]) -> tuple[Any, ...]:
+        """By kernels: the norm of x, or of x + delta and that sum before it; with layers the norm's casts."""
         casts = shared_casts(*layers) if layers else (None, None)
-        left, right = (t.detach().reshape(-1, t.shape[-1]) for t in (x, delta))
-        weight = self.weight.detach()
-        if not layers:
-            total, y, rstd = ops.add_rms_norm(left, right, weight, self.eps)
-        else:
-            total, y, rstd, seen = ops.add_rms_norm_amax(left, right, weight, self.eps)
-        total, y = _AddRMSNorm.apply(x, delta, self.weight, rstd, total.view(x.shape), y.view(x.shape))
-        return total, _cast(y, seen, casts, *layers) if layers else y
+        run = getattr(ops, "add_" * (len(given) - 1) + "rms_norm" + "_amax" * bool(layers))
+        made = list(
+            run(*(t.detach().reshape(-1, t.shape[-1]) for t in given), self.weight.detach(), self.eps)
+        )
+        seen = made.pop() if layers else None
+        rstd = made.pop()
+        *total, y = _RMSNorm.apply(self.weight, rstd, *given, *(t.view(given[0].shape) for t in made))
+        return *total, y if seen is None else _cast(y, seen, casts, *layers)
 
     def extra_repr(self) -> str:
         """Size and eps."""
@@ -203,48 +202,26 @@ class SwiGLU(nn.Module):
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Gives y, which is computed already, its place in the graph."""
+    """Gives y, or x + delta and y, which are computed already, their places in the graph; x and delta get one gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, y: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight, rstd)
-        return y.detach()  # an input returned as it is would be a view, which no one may change in place
+        ctx: Any, weight: torch.Tensor, rstd: torch.Tensor, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        count = len(tensors) // 2  # of what was given; then as many that were made, the last one y
+        ctx.save_for_backward(tensors[count if count > 1 else 0], weight, rstd)
+        # An input returned as it is would be a view, which no one may change in place
+        return tuple(t.detach() for t in tensors[count:])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
-        x, weight, rstd = ctx.saved_tensors
-        matrices = (t.reshape(-1, x.shape[-1]) for t in (grad_y, x))
-        grad_x, grad_weight = ops.rms_norm_backward(*matrices, weight, rstd)
-        return grad_x.view(x.shape), grad_weight, None, None
-
-
-class _AddRMSNorm(torch.autograd.Function):
-    """Gives the sum and y their places in the graph; x and delta get one and the same gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        delta: torch.Tensor,
-        weight: torch.Tensor,
-        rstd: torch.Tensor,
-        total: torch.Tensor,
-        y: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.save_for_backward(total, weight, rstd)
-        return total.detach(), y.detach()  # as in _RMSNorm
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_total: torch.Tensor, grad_y: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         total, weight, rstd = ctx.saved_tensors
-        matrices = (t.reshape(-1, total.shape[-1]) for t in (grad_y, grad_total, total))
-        grad, grad_weight = ops.add_rms_norm_backward(*matrices, weight, rstd)
-        grad = grad.view(total.shape)
-        return grad, grad, grad_weight, None, None, None
+        run = ops.add_rms_norm_backward if len(grads) > 1 else ops.rms_norm_backward
+        grad, grad_weight = run(
+            *(t.reshape(-1, total.shape[-1]) for t in (*grads[::-1], total)), weight, rstd
+        )
+        return grad_weight, None, *(grad.view(total.shape),) * len(grads), *(None,) * len(grads)
 
 
 class _SwiGLU(torch.autograd.Function):

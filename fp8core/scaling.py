@@ -57,9 +57,7 @@ MX_BLOCK = 32  # of "1x32": OCP MX 1.0, section 5.1
 BLOCKS = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}
 
 # Tensors: a number divided by a tensor would be a reciprocal and a product, see above
-_LARGEST = {
-    fmt.dtype: torch.tensor(fmt.largest, device="cpu") for fmt in FORMATS.values() if fmt is not E8M0FNU
-}
+_LARGEST = {fmt.dtype: torch.tensor(fmt.max, device="cpu") for fmt in FORMATS.values() if fmt is not E8M0FNU}
 _INFINITY_BITS = 0x7F80_0000  # of float32; every bit pattern from here on is Inf or NaN
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign
 _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantissa bits of a float32
@@ -152,7 +150,7 @@ def compute_scale(
     fmt, amax = as_element_format(fmt), without_grad(amax)
     compiled = torch.compiler.is_compiling() or type(amax) is not torch.Tensor  # or traced by other means
     if compiled:
-        scale = (fmt.largest / amax.double().clamp(min=_amax_floor())).float()
+        scale = (fmt.max / amax.double().clamp(min=_amax_floor())).float()
     else:  # the same bits in fewer operators; a zero of either sign is below the floor
         scale = _LARGEST[fmt.dtype] / amax.clamp(min=AMAX_FLOOR)
     if power_of_two and compiled:
@@ -205,7 +203,7 @@ def mx_scale_code(
     if mode == "ceil":
         exponent = exponent + (mantissa != 0).int()
     elif mode == "rceil":
-        significand_of_max = int((fmt.largest / 2**fmt.emax - 1) * 2**23)
+        significand_of_max = int((fmt.max / 2**fmt.emax - 1) * 2**23)
         exponent = exponent + (mantissa > significand_of_max).int()
     elif mode == "even":
         exponent = (bits.clamp(max=_INFINITY_BITS) + (1 << (22 - fmt.mantissa_bits))) >> 23

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fp8core.history import AmaxMemory
 from fp8core.linear import Float8Linear
-from fp8core.replace import take_over
 
 if TYPE_CHECKING:
     from fp8core.config import Float8LinearConfig
@@ -56,12 +54,7 @@ class Float8Conv1D(Float8Linear):
             raise TypeError(f"from_float takes a Conv1D with weight [in, nf], got {type(mod).__name__}")
         plain: Any = mod
         nx, nf = plain.weight.shape
-        new = cls(nf, nx, device="meta", config=config)
-        take_over(new, plain)
-        new.converted_from = plain.converted_from if isinstance(mod, Float8Conv1D) else type(plain)
-        if new.amaxes is not None:
-            new.amaxes = AmaxMemory(new.recipe, plain.weight.device)
-        return new
+        return cls(nf, nx, device="meta", config=config)._taking(mod)
 
     def reset_parameters(self) -> None:
         """Draw as the original does: normal weights of 0.02, biases of 0."""

@@ -63,7 +63,7 @@ class ExpertParallel(nn.Module):
         dispatch: str = "high_precision",
         gradient: str = "high_precision",
     ) -> None:
-        """`experts` holds its share already, see `share_of_experts`."""
+        """`experts` holds its share already, see `parallelize_experts`."""
         super().__init__()
         check_known("dispatch", dispatch, PAYLOADS)
         check_known("gradient", gradient, PAYLOADS)
@@ -166,8 +166,11 @@ def parallelize_experts(
             if local_of(weight) is not None:
                 raise ValueError(f"{full} is a DTensor already; parallelize_experts first, then fully_shard")
     wrapped = {}
+    rank = dist.get_rank(group)
     for _, module in found:
-        share_of_experts(module, group)
+        for name, weight in _stacked(module).items():  # a copy, so that the rest of the memory is freed
+            share = weight.detach().chunk(world)[rank].clone()
+            setattr(module, name, nn.Parameter(share, weight.requires_grad))
         if mean_gradient:
             module.register_forward_pre_hook(partial(_divide_gradients, world))
         wrapped[module] = ExpertParallel(module, group, dispatch=dispatch, gradient=gradient)
@@ -176,22 +179,6 @@ def parallelize_experts(
             if child in wrapped and not isinstance(parent, ExpertParallel):
                 setattr(parent, name, wrapped[child])
     return wrapped.get(model, model)
-
-
-def share_of_experts(experts: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Replaces what is stacked by expert by the rank's own E / ranks of it; the rest of the memory is freed.
-
-    That is weights [E, ., .], and biases [E, .] beside them.
-
-    Raises:
-        ValueError: E is not a multiple of the number of ranks.
-    """
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    for name, weight in _stacked(experts).items():
-        check_divides(weight.shape[0], world, name)
-        count = weight.shape[0] // world
-        share = weight.detach()[rank * count : (rank + 1) * count].clone()
-        setattr(experts, name, nn.Parameter(share, weight.requires_grad))
 
 
 def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

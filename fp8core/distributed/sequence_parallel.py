@@ -27,7 +27,7 @@ from fp8core.cast import scale_and_cast
 from fp8core.history import amaxes_of_pass, max_over_ranks
 from fp8core.inputs.operands import cast_one, serves_both
 from fp8core.inputs.sharded import AmaxRequest, TPLayout, shared_amaxes
-from fp8core.inputs.shared_input import CastInput, input_casts, reads_for_grad_weight, without_values
+from fp8core.inputs.shared_input import CastInput, input_casts, reads_for_grad_weight
 from fp8core.inputs.two_casts import TwoCasts
 from fp8core.observers import GATHERS, Gathered
 from fp8core.scaling import amax as amax_of
@@ -64,7 +64,9 @@ def gather_input(x: DTensor, layer: Float8Linear) -> CastInput:
     """
     memory = amaxes_of_pass(layer.amaxes, torch.is_grad_enabled())
     codes, again = _both_gathered(x, layer.recipe, memory, reads_for_grad_weight(layer))
-    return CastInput(_WithoutValues.apply(x), codes, again, input_casts(layer.recipe), codes_only=True)
+    # Of whatever reads it by mistake, NaN
+    place: DTensor = _AsGathered.apply(x, x.to_local().detach().new_full((), torch.nan).expand(x.shape))
+    return CastInput(place, codes, again, input_casts(layer.recipe), codes_only=True)
 
 
 def gather_module_input(x: DTensor, layer: Float8Linear) -> DTensor:
@@ -161,22 +163,8 @@ def _gathered(part: torch.Tensor, like: DTensor) -> torch.Tensor:
     return whole.contiguous().view(dtype)
 
 
-class _WithoutValues(torch.autograd.Function):
-    """The place in the graph of a gathered tensor that nobody reads; its gradient is reduced and scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: DTensor) -> DTensor:
-        ctx.placements = x.placements
-        part = without_values(x.to_local(), x.shape)
-        return DTensor.from_local(part, x.device_mesh, REPLICATED, run_check=False)
-
-    @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> DTensor:
-        return grad.redistribute(placements=ctx.placements)
-
-
 class _AsGathered(torch.autograd.Function):
-    """The same of one that carries its codes."""
+    """The place in the graph of a gathered tensor, with its codes or without values; its gradient is reduced and scattered."""
 
     @staticmethod
     def forward(ctx: Any, x: DTensor, codes: torch.Tensor) -> DTensor:

@@ -41,10 +41,10 @@ from fp8core.distributed.sequence_parallel import (
 from fp8core.distributed.waited import lost_gradient, waited
 from fp8core.distributed.weight_scales import known_of
 from fp8core.distributed.weight_shard import WeightShard
-from fp8core.gemm import backend_named
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.sharded import ORDER, TPLayout
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
+from fp8core.layer_rules import weight_reason
 from fp8core.linear import Float8Linear
 from fp8core.replace import WHY_NOT
 from fp8core.tensor import Float8Tensor
@@ -155,7 +155,7 @@ class Float8RowwiseParallel(RowwiseParallel):
         if (
             isinstance(target, Shard)
             and gradient is not None
-            and _serves_both_gradients(mod)
+            and (not mod.weight.requires_grad or serves_both(gradient, mod.recipe.grad_weight.a))
             and gradient.granularity == "tensorwise"
         ):
             outputs = scatter_output(outputs, Shard(target.dim % outputs.dim()), mod)
@@ -345,13 +345,8 @@ def _checked(module: nn.Module, tp: TPLayout, what: str) -> Float8Linear:
     if isinstance(module.weight, DTensor):
         raise ValueError(f"{what}: the weight is a DTensor already, on {module.weight.device_mesh}; {ORDER}")
     tp.check(module.in_features, module.out_features, module.recipe)
-    recipe, backend = module.recipe, backend_named(module.recipe.backend)
-    K, N = tp.local_features(module.in_features, module.out_features)
-    for gemm, (k, n) in ((recipe.output, (K, N)), (recipe.grad_input, (N, K))):
-        if gemm.a is not None and gemm.b is not None and not recipe.pad_inner_dim:
-            reason = backend.shape_reason(0, k, n, gemm.a.format, gemm.b.format, gemm.granularity)
-            if reason is not None:
-                raise ValueError(f"{what}, cut {tp} over {tp.size} ranks: {reason}")
+    if reason := weight_reason(module.recipe, *tp.local_features(module.in_features, module.out_features)):
+        raise ValueError(f"{what}, cut {tp} over {tp.size} ranks: {reason}")
     return module
 
 
@@ -392,12 +387,6 @@ def _tokens_cut(x: DTensor, what: str) -> DTensor:
     local = after_autocast(x)
     assert isinstance(local, DTensor)
     return local
-
-
-def _serves_both_gradients(layer: Float8Linear) -> bool:
-    if not layer.weight.requires_grad:
-        return True
-    return serves_both(layer.recipe.grad_input.a, layer.recipe.grad_weight.a)
 
 
 def _fits(name: str, pattern: str) -> bool:

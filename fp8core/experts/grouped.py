@@ -243,7 +243,7 @@ class _GroupedMatmul(torch.autograd.Function):
         trains: bool,
         stats: CallObserver | None,
     ) -> torch.Tensor:
-        for_output = _tokens(x, recipe.output.a, recipe)
+        for_output = _cast(x, recipe.output.a, 1, recipe)
         kept: Half = (x, None)
         if trains and ctx.needs_input_grad[1]:
             same = serves_both(recipe.output.a, recipe.grad_weight.b)
@@ -276,7 +276,7 @@ class _GroupedMatmul(torch.autograd.Function):
         grad_x = grad_weight = None
         grad: Half | None = None
         if needs_x:
-            grad = _tokens(grad_output, recipe.grad_input.a, recipe)
+            grad = _cast(grad_output, recipe.grad_input.a, 1, recipe)
             weight = again if again[1] is not None else _weight(again[0], recipe.grad_input.b, 1, recipe)
             if ctx.stats is not None:
                 _show(ctx.stats, "grad_output", "grad_input", grad_output, grad)
@@ -309,15 +309,16 @@ def _show(
     stats.saw(role, gemm, x, codes if scale_inv is None else Operand(codes, scale_inv), group=group)
 
 
-def _tokens(x: torch.Tensor, cast: Cast | None, recipe: Recipe) -> Half:
-    """x [T, K] for a contraction of K."""
-    return _half(cast_one(x, cast, 1, kernels=recipe.kernels))
+def _cast(x: torch.Tensor, cast: Cast | None, dim: int, recipe: Recipe) -> Half:
+    """A matrix for a contraction of `dim`."""
+    operand = cast_one(x, cast, dim, kernels=recipe.kernels)
+    return (operand.qdata, operand.scale_inv) if isinstance(operand, Float8Tensor) else (operand, None)
 
 
 def _over_tokens(x: torch.Tensor, cast: Cast | None, offsets: torch.Tensor, recipe: Recipe) -> Half:
     """x [T, K] for a contraction of the tokens of each group; rowwise scales [E, 1, K]."""
     if cast is None or cast.granularity != "rowwise":
-        return _half(cast_one(x, cast, 0, kernels=recipe.kernels))
+        return _cast(x, cast, 0, recipe)
     group = group_of_row(offsets, x.shape[0])
     magnitude = x.detach().abs().float()
     amax = magnitude.new_zeros(offsets.shape[0], x.shape[1])
@@ -334,19 +335,15 @@ def _weight(weight: torch.Tensor, cast: Cast | None, dim: int, recipe: Recipe) -
     E, N, K = weight.shape
     if cast.granularity == "tensorwise":
         per_expert = replace(cast, granularity="rowwise")
-        codes, scale_inv = _half(cast_one(weight.reshape(E, N * K), per_expert, 1, kernels=recipe.kernels))
+        codes, scale_inv = _cast(weight.reshape(E, N * K), per_expert, 1, recipe)
         assert scale_inv is not None
         return codes.view(E, N, K), scale_inv.view(E)
     turn = dim == 1 and not cast.axis_free
     stacked = weight.transpose(1, 2) if turn else weight
-    codes, scale_inv = _half(cast_one(stacked.reshape(-1, stacked.shape[2]), cast, 1, kernels=recipe.kernels))
+    codes, scale_inv = _cast(stacked.reshape(-1, stacked.shape[2]), cast, 1, recipe)
     assert scale_inv is not None
     half = codes.view(stacked.shape), scale_inv.view(E, -1, scale_inv.shape[1])
     return _turned(half) if turn else half
-
-
-def _half(operand: torch.Tensor) -> Half:
-    return (operand.qdata, operand.scale_inv) if isinstance(operand, Float8Tensor) else (operand, None)
 
 
 def _turned(half: Half) -> Half:

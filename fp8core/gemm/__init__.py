@@ -22,7 +22,6 @@ from fp8core.gemm.layout import granularity_of
 from fp8core.scaling import BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
-    from fp8core.gemm.accumulate import Accumulation
     from fp8core.gemm.layout import Scaled
 
 
@@ -59,7 +58,6 @@ def scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
     backend: str = "torch",
-    accumulation: Accumulation = "exact",
 ) -> torch.Tensor:
     """Multiplies two quantised matrices.
 
@@ -69,7 +67,6 @@ def scaled_mm(
         out_dtype: of the result; float64 (backend "reference" only) also accumulates in float64.
         use_fast_accum: let the hardware accumulate with fewer bits for all of K; no effect on CPU or in "reference".
         backend: a key of `BACKENDS`.
-        accumulation: how backend "reference" adds up; the others add as their device does.
 
         granularity   scale_inv of a                       scale_inv of b
         tensorwise    []                                   []
@@ -93,7 +90,7 @@ def scaled_mm(
     if (compiling or any_autocast()) and autocast_enabled(a_codes):
         # Without this, "reference" and the CPU kernel of "torch" would round their operands to bfloat16.
         with torch.autocast(a_codes.device.type, enabled=False):
-            return scaled_mm(a, b, out_dtype, use_fast_accum, backend, accumulation)
+            return scaled_mm(a, b, out_dtype, use_fast_accum, backend)
     library = KNOWN.get(backend) or backend_named(backend)
     facts = (
         library,
@@ -117,15 +114,7 @@ def scaled_mm(
             scale_inv_b = scale_inv_b.expand(1, b_codes.shape[1]).contiguous()
         else:
             scale_inv_a = scale_inv_a.expand(a_codes.shape[0], 1).contiguous()
-    if accumulation == "exact":
-        return library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
-    if backend != "reference":
-        raise ValueError(
-            f"backend {backend!r} adds up as its device does, not {accumulation!r}; use backend='reference'"
-        )
-    return reference.matmul(
-        a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum, accumulation
-    )
+    return library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
 
 
 def _check_product(

@@ -28,13 +28,11 @@ class Backend(ABC):
         bf16_only: granularities whose product it yields in bfloat16 alone. "reference_bf16" rounds where backend
             "torch" must, so that an emulated run can have the very codes of a real one; "reference" does not round,
             as torchao's emulation.
-        grouped_granularities: those that its grouped kernel takes on some device.
     """
 
     name: str
     is_fp8: bool = True
     bf16_only: frozenset[str] = frozenset()
-    grouped_granularities: frozenset[str] = frozenset()
 
     @abstractmethod
     def matmul(

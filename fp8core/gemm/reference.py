@@ -6,8 +6,7 @@
 
 FP8 codes are exact in float32, and so is the product of two; scaling after the sum rounds less often than
 scaling before it, and a power of two does not round at all. The sum is formed in float64 if `out_dtype` is
-float64 and in float32 otherwise, or as `fp8core.gemm.accumulate` models a device. Any shape, layout, format
-pair and device is accepted.
+float64 and in float32 otherwise. Any shape, layout, format pair and device is accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fp8core.formats import E8M0FNU
-from fp8core.gemm.accumulate import Accumulation, accumulate
 from fp8core.gemm.backend import Backend
 from fp8core.scaling import BLOCK, broadcast_block_scales
 
@@ -28,24 +26,15 @@ def matmul(
     scale_inv_b: torch.Tensor,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
-    accumulation: Accumulation = "exact",
 ) -> torch.Tensor:
-    """A [M, K] @ B [K, N] with their scales: see `fp8core.gemm.scaled_mm`.
-
-    `use_fast_accum` has no meaning here; `accumulation` "exact" sums in float32 or float64 as above, and the
-    others cost M * K * N float64 operations one by one.
-    """
-    compute = torch.float64 if out_dtype == torch.float64 or accumulation != "exact" else torch.float32
+    """A [M, K] @ B [K, N] with their scales: see `fp8core.gemm.scaled_mm`. `use_fast_accum` has no meaning here."""
+    compute = torch.float64 if out_dtype == torch.float64 else torch.float32
     left, right = a.to(compute), b.to(compute)
-
-    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return torch.mm(left, right) if accumulation == "exact" else accumulate(left, right, accumulation)
-
     if scale_inv_a.dtype == E8M0FNU.dtype:
         left = left * broadcast_block_scales(scale_inv_a, a.shape).to(compute)
-        return product(left, right * broadcast_block_scales(scale_inv_b, b.shape).to(compute)).to(out_dtype)
+        return torch.mm(left, right * broadcast_block_scales(scale_inv_b, b.shape).to(compute)).to(out_dtype)
     if scale_inv_a.dim() == 0:
-        return (product(left, right) * scale_inv_a.to(compute) * scale_inv_b.to(compute)).to(out_dtype)
+        return (torch.mm(left, right) * scale_inv_a.to(compute) * scale_inv_b.to(compute)).to(out_dtype)
     (M, K), N = a.shape, b.shape[1]
     length = BLOCK if scale_inv_a.shape[1] == -(-K // BLOCK) else K  # of one block: 128, or rowwise all of K
     total = left.new_zeros((M, N))
@@ -58,7 +47,7 @@ def matmul(
         along_k = slice(group * length, (group + 1) * length)
         of_a = broadcast_block_scales(scale_inv_a[:, group : group + 1], torch.Size((M, 1))).to(compute)
         of_b = broadcast_block_scales(scale_inv_b[group : group + 1], torch.Size((1, N))).to(compute)
-        total += product(left[:, along_k], right[along_k]) * of_a * of_b
+        total += torch.mm(left[:, along_k], right[along_k]) * of_a * of_b
     return total.to(out_dtype)
 
 

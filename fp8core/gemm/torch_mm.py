@@ -74,7 +74,6 @@ class Torch(Backend):
 
     name = "torch"
     bf16_only = frozenset({"rowwise", "1x128", "128x128", "1x32"})
-    grouped_granularities = frozenset({"tensorwise", "rowwise"})
 
     def matmul(
         self,
@@ -129,7 +128,7 @@ class Torch(Backend):
         """
         if not hasattr(torch, "_scaled_grouped_mm"):
             return f"torch {torch.__version__} has no _scaled_grouped_mm"
-        if granularity not in self.grouped_granularities:
+        if granularity not in ("tensorwise", "rowwise"):
             return f"the grouped kernel takes a scale for each row, not {granularity}"
         if (a_dtype, b_dtype) != (E4M3FN.dtype, E4M3FN.dtype):
             return f"the grouped kernel multiplies e4m3fn by e4m3fn, not {a_dtype} by {b_dtype}"

@@ -144,11 +144,6 @@ def share_amax(*layers: Reader) -> None:
             layer.amaxes.record("input", first.pending[0])
 
 
-def without_values(x: torch.Tensor, shape: torch.Size | None = None) -> torch.Tensor:
-    """x's dtype, and its shape or another, over one NaN, so that whoever reads it by mistake learns of it."""
-    return x.new_full((), torch.nan).expand(x.shape if shape is None else shape)
-
-
 def input_casts(recipe: Recipe) -> Casts:
     """The input's casts, in the output and in the grad_weight GEMM."""
     return recipe.output.a, recipe.grad_weight.b

@@ -29,7 +29,7 @@ import triton.language as tl
 
 from fp8core.kernels import launch, tuning
 from fp8core.kernels.encode import encode, leave_amax, magnitude_bits, tensor_scale, widen
-from fp8core.kernels.quads import largest_magnitude, load_quads, quads_of, store_both_ways
+from fp8core.kernels.quads import largest_magnitude, load_quads, quads_of, store_quads, store_transposed
 
 # The first is the default: 64 elements a thread, whole words and 16-byte accesses both ways, all loads in flight at once.
 TILES: tuple[tuning.Candidate, ...] = (
@@ -99,7 +99,9 @@ def _cast_both_kernel(
         x = load_quads(x_ptr, q, k, M, K)
         if DELAYED:
             largest = tl.maximum(largest, largest_magnitude(x))
-        store_both_ways(codes_ptr, codes_t_ptr, x, scale, q, k, M, K, E5M2, WORDS, NATIVE)
+        codes = [encode(widen(rows) * scale, E5M2, NATIVE) for rows in x]
+        store_quads(codes_ptr, codes, q, k, M, K)
+        store_transposed(codes_t_ptr, codes, q, k, M, K, WORDS, NATIVE)
     if DELAYED:
         leave_amax(tl.max(tl.max(largest, 1), 0), seen_bits_ptr, scale_inv_bits_ptr)
 

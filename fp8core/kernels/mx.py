@@ -27,16 +27,21 @@ import torch
 import triton
 import triton.language as tl
 
-from fp8core.formats import E4M3FN, E5M2
 from fp8core.kernels import launch
-from fp8core.kernels.encode import INFINITE_BITS, encode, magnitude_bits, widen
+from fp8core.kernels.encode import (
+    E4M3_EMAX,
+    E5M2_EMAX,
+    INFINITE_BITS,
+    MANTISSA_OF_MAX,
+    encode,
+    magnitude_bits,
+    widen,
+)
 from fp8core.scaling import MX_BLOCK, MX_MODES
 
 TILE_M, TILE_K = 64, 128
 MODES: dict[str, int] = {name: number for number, name in enumerate(MX_MODES)}
 FLOOR, CEIL, RCEIL, EVEN = (tl.constexpr(MODES[name]) for name in ("floor", "ceil", "rceil", "even"))
-E4M3_EMAX, E5M2_EMAX = tl.constexpr(E4M3FN.emax), tl.constexpr(E5M2.emax)
-MANTISSA_OF_MAX = tl.constexpr(0x60_0000)  # of 448 and of 57344: both are 1.75 * 2**emax
 
 
 @triton.jit

@@ -16,6 +16,8 @@ Source: Zhang and Sennrich 2019, arXiv 1910.07467.
 # Functions under triton.jit are Triton's language: their parameters have no Python types.
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -135,30 +137,26 @@ def _rms_norm(
     return total, y, rstd
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+def rms_norm(x: torch.Tensor, *norm: Any) -> tuple[torch.Tensor, ...]:
     """Triton version of `reference.rms_norm`; x [M, K] row-major."""
-    return _rms_norm(x, weight, eps)[1:]
+    return _rms_norm(x, *norm)[1:]
 
 
-def rms_norm_amax(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+def rms_norm_amax(x: torch.Tensor, *norm: Any) -> tuple[torch.Tensor, ...]:
     """Triton version of `reference.rms_norm_amax`; x [M, K] row-major."""
     seen = launch.zero(x.device)
-    return *_rms_norm(x, weight, eps, seen=seen)[1:], seen
+    return *_rms_norm(x, *norm, seen=seen)[1:], seen
 
 
-def add_rms_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, ...]:
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor, *norm: Any) -> tuple[torch.Tensor, ...]:
     """Triton version of `reference.add_rms_norm`; x and delta [M, K] row-major."""
-    return _rms_norm(x, weight, eps, delta=delta)
+    return _rms_norm(x, *norm, delta=delta)
 
 
-def add_rms_norm_amax(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, ...]:
+def add_rms_norm_amax(x: torch.Tensor, delta: torch.Tensor, *norm: Any) -> tuple[torch.Tensor, ...]:
     """Triton version of `reference.add_rms_norm_amax`; x and delta [M, K] row-major."""
     seen = launch.zero(x.device)
-    return *_rms_norm(x, weight, eps, delta=delta, seen=seen), seen
+    return *_rms_norm(x, *norm, delta=delta, seen=seen), seen
 
 
 def rms_norm_backward(

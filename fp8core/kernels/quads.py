@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp8core.kernels.encode import E4M3_ASM, E5M2_ASM, encode, magnitude_bits, widen
+from fp8core.kernels.encode import E4M3_ASM, E5M2_ASM, encode, magnitude_bits
 
 # Four registers of four codes, one of each row -> four words, one of each column: a transposition of 4 x 4 bytes.
 WORDS_ASM = tl.constexpr(
@@ -81,26 +81,6 @@ def largest_of(bits):
 def largest_magnitude(x):
     """The elementwise maximum of the magnitudes of four blocks, as bits."""
     return largest_of([magnitude_bits(rows) for rows in x])
-
-
-@triton.jit
-def store_both_ways(
-    codes_ptr,
-    codes_t_ptr,
-    x,
-    scale,
-    q,
-    k,
-    M,
-    K,
-    E5M2: tl.constexpr,
-    WORDS: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
-    """Encodes four blocks by one scale, each element once, and stores the codes as they are and transposed."""
-    codes = [encode(widen(rows) * scale, E5M2, NATIVE) for rows in x]
-    store_quads(codes_ptr, codes, q, k, M, K)
-    store_transposed(codes_t_ptr, codes, q, k, M, K, WORDS, NATIVE)
 
 
 @triton.jit

@@ -2,8 +2,8 @@
 
 Matrices are [M, K] row-major; "both" means the codes once as they are and once transposed, [K, M] row-major,
 each scaled along its own last dimension, so that both are left operands of a matmul without a copy. Ragged
-edges are as if x were filled up with zeros, which change no amax. `*delayed` and `*norm` are the further arguments of
-`cast_delayed` and of the norm, as the schemas in `ops` name them.
+edges are as if x were filled up with zeros, which change no amax. `*how`, `*delayed` and `*norm` are the further arguments of
+the cast in one layout, of `cast_delayed` and of the norm, as the schemas in `ops` name them.
 
 Casts are bit for bit what the kernels give. Norm and activation are not: their exponential and reciprocal
 square root are a device's own, so those agree within one rounding of the output dtype.
@@ -43,9 +43,9 @@ def cast(x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: 
     return _row_major(codes), scale_inv
 
 
-def cast_both(x: torch.Tensor, amax: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Triple:
+def cast_both(x: torch.Tensor, *how: Any) -> Triple:
     """(codes [M, K], codes_t [K, M], scale_inv)."""
-    codes, scale_inv = cast(x, amax, dtype, power_of_two)
+    codes, scale_inv = cast(x, *how)
     return codes, _transposed(codes), scale_inv
 
 
@@ -68,9 +68,9 @@ def cast_rowwise(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pai
     return _grouped(x, dtype, "rowwise", power_of_two=power_of_two)
 
 
-def cast_rowwise_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Four:
+def cast_rowwise_both(x: torch.Tensor, *how: Any) -> Four:
     """(codes [M, K], scale_inv [M, 1], codes_t [K, M], scale_inv_t [K, 1])."""
-    return cast_rowwise(x, dtype, power_of_two) + cast_rowwise(x.t(), dtype, power_of_two)
+    return cast_rowwise(x, *how) + cast_rowwise(x.t(), *how)
 
 
 def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pair:
@@ -79,9 +79,9 @@ def cast_1x128(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Pair:
     return codes, _row_major(scale_inv.t()).t()
 
 
-def cast_1x128_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Four:
+def cast_1x128_both(x: torch.Tensor, *how: Any) -> Four:
     """`cast_1x128` of x, then of its transpose."""
-    return cast_1x128(x, dtype, power_of_two) + cast_1x128(x.t(), dtype, power_of_two)
+    return cast_1x128(x, *how) + cast_1x128(x.t(), *how)
 
 
 def cast_128x128_both(x: torch.Tensor, dtype: torch.dtype, power_of_two: bool) -> Triple:
@@ -95,9 +95,9 @@ def cast_mx(x: torch.Tensor, dtype: torch.dtype, mode: MxMode) -> Pair:
     return _grouped(x, dtype, "1x32", mx_mode=mode)
 
 
-def cast_mx_both(x: torch.Tensor, dtype: torch.dtype, mode: MxMode) -> Four:
+def cast_mx_both(x: torch.Tensor, *how: Any) -> Four:
     """`cast_mx` of x, then of its transpose."""
-    return cast_mx(x, dtype, mode) + cast_mx(x.t(), dtype, mode)
+    return cast_mx(x, *how) + cast_mx(x.t(), *how)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Pair:

@@ -20,14 +20,14 @@ class Traffic:
 
     Attributes:
         read: times that a high-precision tensor of the input's size is read.
-        written: times that one is written.
         codes: FP8 tensors of the input's size written.
+        written: times that a high-precision one is written.
         scales: bytes of scales written for an element, for large matrices.
     """
 
     read: int
-    written: int = 0
     codes: int = 0
+    written: int = 0
     scales: float = 0.0
 
     def bytes_per_element(self, itemsize: int) -> float:
@@ -36,61 +36,26 @@ class Traffic:
 
 
 TRAFFIC: dict[str, Traffic] = {
-    "amax": Traffic(read=1),
-    "amax_rows_cols": Traffic(read=1),
-    "cast": Traffic(read=1, codes=1),
-    "cast_both": Traffic(read=1, codes=2),
-    "cast_delayed": Traffic(read=1, codes=1),
-    "cast_delayed_both": Traffic(read=1, codes=2),
-    "cast_rowwise": Traffic(read=1, codes=1),
-    "cast_rowwise_both": Traffic(read=2, codes=2),
-    "cast_1x128": Traffic(read=1, codes=1, scales=4 / 128),
-    "cast_1x128_both": Traffic(read=1, codes=2, scales=2 * 4 / 128),
-    "cast_128x128_both": Traffic(read=1, codes=2, scales=4 / 128**2),
-    "cast_mx": Traffic(read=1, codes=1, scales=1 / 32),
-    "cast_mx_both": Traffic(read=1, codes=2, scales=2 / 32),
-    "rms_norm": Traffic(read=1, written=1),
-    "rms_norm_amax": Traffic(read=1, written=1),
-    "rms_norm_backward": Traffic(read=2, written=1),
-    "add_rms_norm": Traffic(read=2, written=2),
-    "add_rms_norm_amax": Traffic(read=2, written=2),
-    "add_rms_norm_backward": Traffic(read=3, written=1),
-    "swiglu": Traffic(read=2, written=1),
-    "swiglu_amax": Traffic(read=2, written=1),
-    "swiglu_backward": Traffic(read=3, written=2),
+    "amax": Traffic(1),
+    "amax_rows_cols": Traffic(1),
+    "cast": Traffic(1, 1),
+    "cast_both": Traffic(1, 2),
+    "cast_delayed": Traffic(1, 1),
+    "cast_delayed_both": Traffic(1, 2),
+    "cast_rowwise": Traffic(1, 1),
+    "cast_rowwise_both": Traffic(2, 2),
+    "cast_1x128": Traffic(1, 1, scales=4 / 128),
+    "cast_1x128_both": Traffic(1, 2, scales=2 * 4 / 128),
+    "cast_128x128_both": Traffic(1, 2, scales=4 / 128**2),
+    "cast_mx": Traffic(1, 1, scales=1 / 32),
+    "cast_mx_both": Traffic(1, 2, scales=2 / 32),
+    "rms_norm": Traffic(1, written=1),
+    "rms_norm_amax": Traffic(1, written=1),
+    "rms_norm_backward": Traffic(2, written=1),
+    "add_rms_norm": Traffic(2, written=2),
+    "add_rms_norm_amax": Traffic(2, written=2),
+    "add_rms_norm_backward": Traffic(3, written=1),
+    "swiglu": Traffic(2, written=1),
+    "swiglu_amax": Traffic(2, written=1),
+    "swiglu_backward": Traffic(3, written=2),
 }
-
-# A cast of a tensor from nothing, as the operators that it takes.
-SCHEMES: dict[str, tuple[str, ...]] = {
-    "tensorwise": ("amax", "cast"),
-    "tensorwise both": ("amax", "cast_both"),
-    "tensorwise both, producer has the amax": ("cast_both",),
-    "delayed": ("cast_delayed",),
-    "delayed both": ("cast_delayed_both",),
-    "rowwise": ("cast_rowwise",),
-    "rowwise both": ("cast_rowwise_both",),
-    "1x128": ("cast_1x128",),
-    "1x128 both": ("cast_1x128_both",),
-    "128x128 both": ("cast_128x128_both",),
-    "mx": ("cast_mx",),
-    "mx both": ("cast_mx_both",),
-}
-
-
-def bytes_per_element(scheme: str, itemsize: int = 2) -> float:
-    """Bytes moved for each element by a scheme of `SCHEMES` or an operator of `TRAFFIC`.
-
-    >>> bytes_per_element("tensorwise both")  # amax 2, read 2, codes 1, transposed codes 1
-    6.0
-
-    Args:
-        scheme: a key of either table.
-        itemsize: bytes of a high-precision element, 2 for bfloat16.
-
-    Raises:
-        ValueError: unknown; the message lists the known names.
-    """
-    operators = SCHEMES.get(scheme, (scheme,))
-    if any(name not in TRAFFIC for name in operators):
-        raise ValueError(f"unknown scheme {scheme!r}; known: {', '.join([*SCHEMES, *TRAFFIC])}")
-    return float(sum(TRAFFIC[name].bytes_per_element(itemsize) for name in operators))

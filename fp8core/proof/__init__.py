@@ -6,6 +6,7 @@
     watcher           what casts do to each tensor of a training step; `cast_stats` takes the figures, `cast_records` hands them on
     profiled_gemms    FP8 GEMMs by the names of their kernels
     wire              what collectives are given, by dtype
+    adders            a model of how FP8 units add up, by which `verify` bounds rows on a GPU
 
 Users take these by the names of `fp8core`, which imports them at their first use. Whatever looks into a pass attaches itself
 to `fp8core.observers`.

@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 
 from fp8core.distributed.weight_gather import NOT_ASKED, NOT_CONVERTED, weight_gather_precision
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.gemm import backend_named
 from fp8core.inputs.operands import casts_route
 from fp8core.linear import Float8Linear
-from fp8core.proof.expert_rows import ExpertsAudit, audit_experts
+from fp8core.proof.expert_rows import ExpertsAudit, audit_experts, gemms_of
 from fp8core.proof.flops import Causal, Matmul, MatmulCount, count_matmuls, percent
 from fp8core.proof.other_weights import WeightAudit, audit_weights
 from fp8core.replace import NEVER_OFFERED, WHY_NOT
@@ -283,21 +282,18 @@ def _rows_without_weight(count: MatmulCount) -> list[tuple[str, ...]]:
 
 
 def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
-    converted = isinstance(linear, Float8Linear)
-    names = ["output", "grad_input"] + (["grad_weight"] if linear.weight.requires_grad else [])
-    fp8_gemms = 0
-    if isinstance(linear, Float8Linear) and backend_named(linear.recipe.backend).is_fp8:
-        fp8_gemms = sum(linear.recipe.gemms[name].is_fp8 for name in names)
+    recipe = linear.recipe if isinstance(linear, Float8Linear) else None
+    gemms, fp8_gemms = gemms_of(recipe, linear.weight)
     return LayerAudit(
         fqn=fqn,
         kind=type(linear).__name__,
         in_features=linear.in_features,
         out_features=linear.out_features,
-        converted=converted,
-        recipe=str(linear.recipe) if isinstance(linear, Float8Linear) else "",
-        reason="" if converted else getattr(linear, WHY_NOT, NEVER_OFFERED),
-        gemms=len(names),
+        converted=recipe is not None,
+        recipe="" if recipe is None else str(recipe),
+        reason=getattr(linear, WHY_NOT, NEVER_OFFERED) if recipe is None else "",
+        gemms=gemms,
         fp8_gemms=fp8_gemms,
-        casts=casts_route(linear.weight, linear.recipe) if isinstance(linear, Float8Linear) else "",
+        casts="" if recipe is None else casts_route(linear.weight, recipe),
         all_gather=weight_gather_precision(linear),
     )

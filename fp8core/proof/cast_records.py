@@ -91,7 +91,7 @@ def records_of(step: StepStats, number: int, rank: int, recipes: dict[str, Recip
     by_device: dict[torch.device, list[OperandStats]] = {}
     for seen in (seen for of_module in step.seen.values() for seen in of_module.values()):
         if seen.rows:
-            by_device.setdefault(seen.rows[0].counted.device, []).append(seen)
+            by_device.setdefault(seen.rows[0][0].device, []).append(seen)
     rows: dict[OperandStats, list[float]] = {}
     for group in by_device.values():
         rows.update(zip(group, torch.stack([seen.merge() for seen in group]).tolist(), strict=True))

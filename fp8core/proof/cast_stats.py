@@ -17,7 +17,6 @@ Samples are copied at once, because optimizers change their tensors in place, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fp8core.arguments import PLAIN_TENSORS
 from fp8core.formats import E8M0FNU, as_element_format
-from fp8core.gemm.layout import Operand
+from fp8core.gemm.layout import Operand, transposed
 from fp8core.history import ROLES
 from fp8core.scaling import BLOCK, MX_BLOCK
 from fp8core.tensor import Float8Tensor
@@ -81,24 +80,9 @@ def slots(recipe: Recipe) -> dict[Slot, Cast | None]:
     return result
 
 
-@dataclass(slots=True, eq=False)
-class Row:
-    """Figures of one cast.
-
-    A row: amax, largest scale_inv, -smallest scale_inv, then as estimates for all elements: saturated, underflowed, not
-    zero, not finite, signal, noise.
-
-    Attributes:
-        value: float64 [9] on the tensor's device; None until `StepStats.count`.
-    """
-
-    value: torch.Tensor | None = None
-
-    @property
-    def counted(self) -> torch.Tensor:
-        """The value once it is there."""
-        assert self.value is not None
-        return self.value
+# Figures of one cast, float64 [9] on the tensor's device, none until `StepStats.count`: amax, largest scale_inv, -smallest
+# scale_inv, then as estimates for all elements: saturated, underflowed, not zero, not finite, signal, noise
+Row = list[torch.Tensor]
 
 
 class Sample(NamedTuple):
@@ -148,7 +132,7 @@ class OperandStats:
 
     def merge(self) -> torch.Tensor:
         """One row of all calls, which must have been counted."""
-        together = torch.stack([row.counted for row in self.rows])
+        together = torch.stack([value for row in self.rows for value in row])
         return torch.cat((together[:, :MAXIMA].amax(0), together[:, MAXIMA:].sum(0)))
 
     def add(self, row: Row | None, elements: int, sampled: int) -> None:
@@ -210,7 +194,7 @@ class StepStats:
             samples = [one.sample for one in group if one.sample is not None]
             sums = _sums(samples) if samples else maxima.new_zeros(len(group), 6)
             for one, value in zip(group, torch.cat((maxima, sums), 1).unbind(), strict=True):
-                one.row.value = value
+                one.row.append(value)
 
 
 def _sums(samples: list[Sample]) -> torch.Tensor:
@@ -316,7 +300,7 @@ class CallStats:
         group: torch.Tensor | None,
     ) -> tuple[Row | None, int, int]:
         tensor = operand.qdata if isinstance(operand, Operand) else operand
-        size, row = tensor.numel(), Row()
+        size, row = tensor.numel(), list[torch.Tensor]()
         if not size or _capturing(tensor):
             return None, size, 0
         if not isinstance(operand, Operand):
@@ -333,11 +317,11 @@ class CallStats:
         assert x is not None
         places = self.step.places
         at = places.of(x.shape, x.device)
-        there = places.turned(x.shape, x.device) if turned else at
-        codes = operand.qdata.view(torch.uint8).take(there)
+        lies = transposed(operand) if turned else operand
+        codes = lies.qdata.view(torch.uint8).take(at)
         decoding = of_scale[0][None]
         if scale_inv.numel() > 1:
-            decoding = _scales_at(scale_inv, operand.qdata.shape, places, turned, group)
+            decoding = _scales_at(lies.scale_inv, lies.qdata.shape, places, group)
         sampled = at.numel()
         sample = Sample(x.detach().take(at), codes, decoding, operand.qdata.dtype, size / sampled)
         self.step.wait(row, (*self._extremes_of(role, x), *of_scale), sample)
@@ -368,7 +352,6 @@ def _scales_at(
     scale_inv: torch.Tensor,
     codes: torch.Size,
     places: SampledPlaces,
-    turned: bool,
     group: torch.Tensor | None,
 ) -> torch.Tensor:
     """The decoding scale of each sampled element, float32 [n]."""
@@ -376,5 +359,5 @@ def _scales_at(
         row, column = torch.unravel_index(places.of(codes, scale_inv.device), codes)
         return scale_inv[group[row], 0, column]
     mx = scale_inv.dtype == E8M0FNU.dtype
-    at = places.of_scales(codes, turned, scale_inv.shape, MX_BLOCK if mx else BLOCK, scale_inv.device)
+    at = places.of_scales(codes, scale_inv.shape, MX_BLOCK if mx else BLOCK, scale_inv.device)
     return scale_inv.view(torch.uint8).take(at).view(scale_inv.dtype).float() if mx else scale_inv.take(at)

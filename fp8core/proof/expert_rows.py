@@ -81,8 +81,7 @@ def audit_experts(model: nn.Module) -> tuple[ExpertsAudit, ...]:
 
 def _audit_weight(fqn: str, weight: nn.Parameter, product: GroupedMatmul) -> ExpertsAudit:
     recipe = product.recipe
-    names = ["output", "grad_input"] + (["grad_weight"] if weight.requires_grad else [])
-    runs = recipe is not None and backend_named(recipe.backend).is_fp8
+    gemms, fp8_gemms = gemms_of(recipe, weight)
     return ExpertsAudit(
         fqn=fqn,
         experts=weight.shape[0],
@@ -90,10 +89,17 @@ def _audit_weight(fqn: str, weight: nn.Parameter, product: GroupedMatmul) -> Exp
         experts_per_token=product.experts_per_token,
         recipe="" if recipe is None else str(recipe),
         reason="" if recipe is not None else getattr(product, WHY_NOT, EXPERTS_BY_DEFAULT),
-        gemms=len(names),
-        fp8_gemms=sum(recipe.gemms[name].is_fp8 for name in names) if recipe is not None and runs else 0,
+        gemms=gemms,
+        fp8_gemms=fp8_gemms,
         route="" if recipe is None else _route(recipe, weight),
     )
+
+
+def gemms_of(recipe: Recipe | None, weight: torch.Tensor) -> tuple[int, int]:
+    """GEMMs of a forward and backward pass, if the input needs a gradient, and how many of them reach FP8 matrix units."""
+    names = GEMMS[: 2 + weight.requires_grad]
+    runs = recipe is not None and backend_named(recipe.backend).is_fp8
+    return len(names), sum(recipe.gemms[name].is_fp8 for name in names) if recipe is not None and runs else 0
 
 
 def _route(recipe: Recipe, weight: torch.Tensor) -> str:

@@ -131,14 +131,14 @@ def products(
         return None if "attention" in str(func) or "triton" in str(func) else ()
     packet = func.overloadpacket
     if packet in _LEFT:
-        made, K = _first(out), _last_size(args[_LEFT[packet]])
+        made, K = _first(out), args[_LEFT[packet]].shape[-1]
         sizes = (made.shape[0], K, made.shape[1]) if made.dim() == 2 else None
         return (Product(PRODUCT, 2.0 * made.numel() * K, sizes=sizes),)
     if packet in _GROUPED:
         return (Product(PRODUCT, _grouped_flops(args, kwargs, _GROUPED[packet])),)
     special = _SPECIAL.get(packet)
     if special is not None:
-        return special(args, out)
+        return (Product(PRODUCT, 2.0 * special(*args)),)
     name = packet.__name__
     if name.startswith("_scaled_dot_product") and "math" not in name:
         return _attention(func, args, kwargs)
@@ -233,27 +233,15 @@ def _rows(offsets: Any, at_most: int) -> int:
     return min(int(offsets[-1]), at_most)
 
 
-def _linear_backward(args: tuple[Any, ...], out: Any) -> tuple[Product, ...]:
-    x, _, weight, mask = args
-    return (Product(PRODUCT, 2.0 * x.numel() * weight.shape[0] * sum(map(bool, mask[:2]))),)
-
-
-def _addbmm(args: tuple[Any, ...], out: Any) -> tuple[Product, ...]:
-    return (Product(PRODUCT, 2.0 * args[1].numel() * args[2].shape[-1]),)
-
-
-_SPECIAL: dict[Any, Callable[[tuple[Any, ...], Any], tuple[Product, ...]]] = {
-    aten.linear_backward: _linear_backward,
-    aten.addbmm: _addbmm,
+# Operator -> half of its FLOPs
+_SPECIAL: dict[Any, Callable[..., int]] = {
+    aten.linear_backward: lambda x, _, weight, mask: x.numel() * weight.shape[0] * sum(map(bool, mask[:2])),
+    aten.addbmm: lambda _, a, b, **__: a.numel() * b.shape[-1],
 }
 
 
 def _first(out: Any) -> Tensor:
     return out if isinstance(out, Tensor) else next(part for part in out if isinstance(part, Tensor))
-
-
-def _last_size(x: Tensor) -> int:
-    return x.shape[-1]
 
 
 def _yields_floats(out: Any) -> bool:

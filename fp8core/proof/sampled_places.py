@@ -30,31 +30,20 @@ class SampledPlaces:
         """int64 [n], flat and ascending: one place in each n-th of the tensor; the same ones each time."""
         return self._once((shape, device), lambda: _spread(shape.numel(), self.samples).to(device))
 
-    def turned(self, shape: torch.Size, device: torch.device) -> torch.Tensor:
-        """The same elements of a matrix that lies transposed."""
-
-        def make() -> torch.Tensor:
-            rows, columns = shape
-            at = self.of(shape, device)
-            return at % columns * rows + torch.div(at, columns, rounding_mode="floor")
-
-        return self._once((shape, device, "turned"), make)
-
     def of_scales(
-        self, codes: torch.Size, turned: bool, scales: torch.Size, block: int, device: torch.device
+        self, codes: torch.Size, scales: torch.Size, block: int, device: torch.device
     ) -> torch.Tensor:
         """Flat index of the scale that each sampled element of the codes goes by.
 
         Args:
             codes: shape of the codes, as they lie.
-            turned: they lie as the transpose of the tensor that was sampled.
             scales: in each dimension 1, the codes' size, or one for each `block` elements; or [experts].
             block: elements.
             device: of the scales.
         """
 
         def make() -> torch.Tensor:
-            at = self.turned(codes[::-1], device) if turned else self.of(codes, device)
+            at = self.of(codes, device)
             where = torch.unravel_index(at, codes)
             if len(scales) == 1:
                 return where[0]
@@ -65,7 +54,7 @@ class SampledPlaces:
                     index += place if count == size else torch.div(place, block, rounding_mode="floor")
             return index
 
-        return self._once((codes, turned, scales, block, device), make)
+        return self._once((codes, scales, block, device), make)
 
     def _once(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         found = self._kept.get(key)

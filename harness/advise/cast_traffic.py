@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fp8core.kernels.traffic import bytes_per_element
+from fp8core.kernels.traffic import TRAFFIC
 from fp8core.proof.cast_stats import reads_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def bytes_of(cast: Cast | None, both: bool) -> float:
     """Bytes of a cast for an element, along columns alone or along both axes; of no cast 0."""
     if cast is None:
         return 0.0
-    scheme = {"1x32": "mx"}.get(cast.granularity, cast.granularity)
-    scheme = scheme if cast.scaling == "dynamic" else "delayed"
-    both = both or scheme == "128x128"  # for which there is one kernel
-    return bytes_per_element(scheme + " both" * both)
+    kind = {"1x32": "mx"}.get(cast.granularity, cast.granularity) if cast.scaling == "dynamic" else "delayed"
+    both = both or kind == "128x128"  # for which there is one kernel
+    own = ["amax", "cast"] if kind == "tensorwise" else [f"cast_{kind}"]
+    own[-1] += "_both" * both
+    return float(sum(TRAFFIC[name].bytes_per_element(2) for name in own))

@@ -3,7 +3,7 @@
     python reports/studies/accumulation.py
 
 D [64, 64] = A [64, K] @ B [K, 64] of e4m3 codes with one scale each, returned in float32, against three sums of the same
-codes: the exact one, and the two of `fp8core.gemm.accumulate`, a model of Hopper's short register with and without
+codes: the exact one, and the two of `fp8core.proof.adders`, a model of Hopper's short register with and without
 promotion. The model was made from a paper and never met hardware, so it is no oracle here: what is reported is which
 of the three the device agrees with best. All-positive operands tell them apart, since cutting toward zero is a bias
 that zero-mean data hide.
@@ -24,8 +24,8 @@ from own_suite import run
 from fp8core.cast import scale_and_cast
 from fp8core.formats import E4M3FN
 from fp8core.gemm import scaled_mm
-from fp8core.gemm.accumulate import Accumulation, accumulate
 from fp8core.gemm.layout import Operand
+from fp8core.proof.adders import Register, accumulate
 from fp8core.recipe import Cast, Gemm
 from harness.suites import oracle
 from harness.suites.common import (
@@ -45,11 +45,8 @@ if TYPE_CHECKING:
     from harness.store.case import Case
 
 LINES = 64  # rows of A and columns of B: a tile of every kernel
-FIGURES: dict[Accumulation, str] = {
-    "exact": "accum_sqnr_db",
-    "fp22": "fp22_sqnr_db",
-    "fp22_promote128": "fp22_promote128_sqnr_db",
-}
+MODELS = {"exact": None, "fp22": Register(13), "fp22_promote128": Register(13, 128)}
+FIGURES = {"exact": "accum_sqnr_db", "fp22": "fp22_sqnr_db", "fp22_promote128": "fp22_promote128_sqnr_db"}
 
 AXES = {
     "K": Axis("contracted dimension", default=4096),
@@ -103,7 +100,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         scale = float(a.scale_inv) * float(b.scale_inv)
         result, figures = multiply().cpu().double(), {}
         for mode in FIGURES:
-            figures[mode] = metrics.sqnr_db(result, accumulate(a_codes, b_codes, mode) * scale)
+            figures[mode] = metrics.sqnr_db(result, summed(a_codes, b_codes, mode) * scale)
         resolved["agrees_best_with"] = max(figures, key=lambda mode: figures[mode])
         judgement = Judgement({FIGURES[mode]: figure for mode, figure in figures.items()})
         bound = oracle.fast_accum_bound(case.integer("K"), positive=case["data"] == "positive")
@@ -117,6 +114,12 @@ def build(case: Case, arm: str, device: str) -> Workload:
         "backend": _RAN[backend],
     }
     return Workload(run=multiply, check=check, flops={"e4m3": work(case)}, resolved=resolved)
+
+
+def summed(a: torch.Tensor, b: torch.Tensor, mode: str) -> torch.Tensor:
+    """One of the three sums of a product of codes, float64."""
+    register = MODELS[mode]
+    return a @ b if register is None else accumulate(a, b, register)
 
 
 def operands(case: Case, device: str) -> tuple[Operand, Operand]:

@@ -137,7 +137,8 @@ def patterns(source: str, fmt: Format, kind: str) -> Tensor:
 def _all_of(dtype: torch.dtype, fmt: Format) -> Tensor:
     if dtype != torch.float32:
         return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    finite = torch.tensor([v for v in fmt.values if abs(v) <= fmt.max], dtype=torch.float64).unique()
+    every = torch.arange(256, dtype=torch.uint8).view(fmt.dtype).double()
+    finite = every[every.isfinite()].unique()
     beyond = torch.tensor([fmt.overflow_threshold, 2 * fmt.max, 3e38], dtype=torch.float64)
     points = torch.cat([finite, (finite[1:] + finite[:-1]) / 2, beyond, -beyond]).float()
     infinity = torch.tensor(torch.inf)

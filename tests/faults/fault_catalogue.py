@@ -41,10 +41,10 @@ import fp8core.scaling
 from fp8core import E4M3FN, E5M2
 from fp8core.config import as_recipe
 from fp8core.gemm import BACKENDS, reference
-from fp8core.gemm import accumulate as accumulate_module
 from fp8core.gemm.layout import Operand
 from fp8core.history import AmaxMemory
 from fp8core.kernels import ops
+from fp8core.proof import adders
 from fp8core.recipe import Kernels
 
 Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
@@ -154,7 +154,8 @@ def without_clamp(x: torch.Tensor, fmt: Any) -> torch.Tensor:
 
 def neighbours(x: torch.Tensor, fmt: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(|x| clamped, the largest value not above it, the next one)."""
-    table = torch.tensor(sorted({v for v in fmt.values if 0 <= v < torch.inf}))
+    every = torch.arange(256, dtype=torch.uint8).view(fmt.dtype).float()
+    table = every[(every >= 0) & every.isfinite()].unique()
     size = x.detach().float().abs().clamp(max=fmt.max)
     index = (torch.searchsorted(table, size.nan_to_num().contiguous(), right=True) - 1).clamp(min=0)
     return size, table[index], table[(index + 1).clamp(max=len(table) - 1)]
@@ -305,11 +306,11 @@ def always_floor(a: torch.Tensor, fmt: Any, mode: Any = "rceil") -> torch.Tensor
     return mx_scale_code(a, fmt, "floor")
 
 
-ACCUMULATE = accumulate_module.accumulate
+ACCUMULATE = adders.accumulate
 
 
-def never_promoted(a: torch.Tensor, b: torch.Tensor, mode: Any) -> torch.Tensor:
-    return ACCUMULATE(a, b, "fp22" if mode == "fp22_promote128" else mode)
+def never_promoted(a: torch.Tensor, b: torch.Tensor, register: adders.Register) -> torch.Tensor:
+    return ACCUMULATE(a, b, adders.Register(register.fraction_bits))
 
 
 def last_amax_only(self: AmaxMemory, role: str, seen: torch.Tensor) -> None:
@@ -380,7 +381,7 @@ FAULTS: dict[str, Fault] = {
         Fault("last elements of K missing", "products", "early loss", gemm_of(last_k_missing)),
         Fault("MX floor for rceil", "gemm_band", "gradient", [("fp8core.cast.mx_scale_code", always_floor)], "mxfp8"),
         Fault("missing promotion", "accumulation", "numerics",
-              [("fault_checks.accumulate", never_promoted), ("fp8core.gemm.accumulate.accumulate", never_promoted)]),
+              [("fault_checks.accumulate", never_promoted), ("fp8core.proof.adders.accumulate", never_promoted)]),
         Fault("stale amax", "delayed_scales", "late loss", [("fp8core.history.AmaxMemory.advance", stays)], "delayed"),
         Fault("amax of the last microbatch", "delayed_scales", "state", [("fp8core.history.AmaxMemory.record", last_amax_only)], "delayed"),
         Fault("cached weight never invalidated", "weight_changes", "state",

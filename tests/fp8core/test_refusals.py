@@ -31,7 +31,7 @@ from fp8core import (
 )
 from fp8core.cast import cast_saturating
 from fp8core.config import CastConfig, Float8LinearConfig, ScalingType, as_recipe
-from fp8core.formats import E8M0FNU, as_element_format, as_format
+from fp8core.formats import E8M0FNU, as_element_format
 from fp8core.gemm.layout import Operand
 from fp8core.kernels import ops
 from fp8core.scaling import amax, compute_scale, mx_scale_code
@@ -99,9 +99,8 @@ REFUSED: list[Refused] = [
     (ValueError, "e8m0fnu", lambda: compute_scale(ONE, "e8m0fnu")),
     (ValueError, "'round' is unknown", lambda: mx_scale_code(ONE, E4M3FN, "round")),
     (ValueError, "matrix", lambda: quantize(torch.randn(2, 3, 4), E4M3FN, "128x128")),
-    (ValueError, "no FP8 format", lambda: as_format("e4m3")),
+    (ValueError, "no FP8 format", lambda: as_element_format("e4m3")),
     (ValueError, "holds scales", lambda: as_element_format(E8M0FNU)),
-    (ValueError, "outside", lambda: E5M2.decode(-1)),
     # FP8 tensors and their products
     (ValueError, "no FP8 format", lambda: Float8Tensor(X, ONE, torch.float32)),
     (TypeError, "scale_inv", lambda: Float8Tensor(A.qdata, ONE.double(), torch.float32)),
@@ -120,7 +119,6 @@ REFUSED: list[Refused] = [
     (ValueError, "no kernel for 1x128", lambda: scaled_mm(BLOCKS, SQUARES)),
     (ValueError, "B must be column-major", lambda: scaled_mm(
         A, Operand(B.qdata.contiguous(), B.scale_inv), backend="triton")),
-    (ValueError, "not 'fp22'", lambda: scaled_mm(A, B, accumulation="fp22")),
     (TypeError, "float64", lambda: ops.amax(X.double())),
     (ValueError, r"cast_both takes a matrix \[M, K\], got shape \[2, 3, 4\]", lambda: ops.cast_both(
         torch.ones(2, 3, 4), ONE, torch.float8_e4m3fn, False)),

@@ -18,8 +18,9 @@ import unit_models
 from torch import nn
 
 from fp8core import E4M3FN, E5M2, convert_to_float8_training, verify
-from fp8core.gemm import BACKENDS, accumulate
-from fp8core.gemm.accumulate import Register, registers_of
+from fp8core.gemm import BACKENDS
+from fp8core.proof import adders
+from fp8core.proof.adders import Register, registers_of
 from fp8core.proof.verify import calls
 from fp8core.proof.verify.oracle import TiledOperand
 from fp8core.proof.verify.products import Difference, Sketch, difference
@@ -292,7 +293,7 @@ def test_registers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, of compute capabilities; a CPU adds in float32."""
     assert registers_of(torch.device("cpu"), fast=True) == ()
     for capability, bits in (((8, 9), (13, 14)), ((9, 0), (13, 14)), ((10, 0), (25,)), ((12, 0), (25,))):
-        monkeypatch.setattr(accumulate.torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        monkeypatch.setattr(adders.torch.cuda, "get_device_capability", lambda _, c=capability: c)
         for fast in (False, True):
             want = tuple(Register(count, 0 if fast else 128) for count in bits)
             assert registers_of(torch.device("cuda"), fast) == want

@@ -1,4 +1,4 @@
-"""FP8 matrix units bit by bit, in integers: an oracle that shares nothing with `fp8core.gemm.accumulate`.
+"""FP8 matrix units bit by bit, in integers: an oracle that shares nothing with `fp8core.proof.adders`.
 
 Every e4m3 or e5m2 value is an integer times a power of two, so is every product. One step of a unit takes 32 products:
 they and the register are shifted to the largest exponent among them, what falls below the kept bits is dropped, and the

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fp8core.cast import cast_saturating
 from fp8core.formats import Format
-from fp8core.gemm.accumulate import ACCUMULATIONS, accumulate
 from fp8core.tensor import Float8Tensor, quantize
 from harness import store
 from harness.store.case import Case
@@ -120,15 +119,15 @@ def test_what_is_wrong_is_refused(
 
 
 @pytest.mark.parametrize("data", ["positive", "randn"])
-@pytest.mark.parametrize("mode", ACCUMULATIONS)
+@pytest.mark.parametrize("mode", accumulation.FIGURES)
 def test_accumulation_names_the_sum_that_was_formed(
     mode: Any, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def summed(a: Any, b: Any, *_: object, **__: object) -> Tensor:
-        product = accumulate(a.qdata.double(), b.qdata.double(), mode)
+    def multiplied(a: Any, b: Any, *_: object, **__: object) -> Tensor:
+        product = accumulation.summed(a.qdata.double(), b.qdata.double(), mode)
         return (product * a.scale_inv.double() * b.scale_inv.double()).float()
 
-    monkeypatch.setattr(accumulation, "scaled_mm", summed)
+    monkeypatch.setattr(accumulation, "scaled_mm", multiplied)
     work = accumulation.build(Case.of("accumulation", {"K": 2048, "data": data}), "slow", "cpu")
     numerics = work.check()
     assert numerics.ok, numerics.reason

@@ -24,11 +24,11 @@ from torch.utils.checkpoint import _CachedTorchDispatchMode
 
 from fp8core.arguments import PLAIN_TENSORS, is_dtensor
 from fp8core.gemm import backend_named
-from fp8core.gemm.accumulate import registers_of
 from fp8core.inputs.sharded import tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast
 from fp8core.layer_rules import gemms_reason
 from fp8core.linear import Float8Linear
+from fp8core.proof.adders import registers_of
 from fp8core.proof.audit import audit, fp8_modules
 from fp8core.proof.cast_stats import READS
 from fp8core.proof.flops import MatmulCounter
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from fp8core.gemm.accumulate import Register
     from fp8core.inputs.sharded import TPLayout
+    from fp8core.proof.adders import Register
     from fp8core.recipe import Recipe
 
 NODES = ("_ScaledLinearBackward", "_GroupedMatmulBackward")

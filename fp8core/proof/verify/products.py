@@ -10,7 +10,7 @@ All in tiles, so that no operand and no product is ever whole in float64. Three 
     float32 sums     |result - product| <= u |product| + eps ||a_i|| ||b_j||   of each element; u: roundings of the result;
                      eps: 2**-24 (8 sqrt(K) + 16)
     FP8 units        ||row - product|| <= ||rounding|| + 2 ||accumulation||    of each row. Rounding is what the dtypes do to
-                     the product itself; accumulation what `fp8core.gemm.accumulate` does to the row's codes (twice, since it
+                     the product itself; accumulation what `fp8core.proof.adders` does to the row's codes (twice, since it
                      may carry an element over the middle between two numbers), in the worst register that the device may have
     high precision   decibels of the whole and of each row: not FP8, only known to be this product
 
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fp8core.gemm.accumulate import ALIGNED_PRODUCTS, Register, accumulate
+from fp8core.proof.adders import ALIGNED_PRODUCTS, Register, accumulate
 from fp8core.proof.verify.oracle import CHUNK, Digest, TiledOperand, tiles
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ class Modelled:
             found.sizes[lines] = norm(left.abs() @ right.abs())
             found.norms[lines] = norm(left.norm(dim=1)[:, None] * norms)
             for index, register in enumerate(registers):
-                summed = _summed(a, picked, register, lines)
+                summed = as_summed(a, picked, register, lines)
                 loss = summed - product
                 found.lost[index, lines] = norm(loss)
                 found.from_register[index, lines] = norm(got - finished(summed)[0])
@@ -425,7 +425,7 @@ class Modelled:
         return int((~wide).sum()) if bool(rest) else 0
 
 
-def _summed(a: TiledOperand, b: TiledOperand, register: Register, lines: slice) -> torch.Tensor:
+def as_summed(a: TiledOperand, b: TiledOperand, register: Register, lines: slice) -> torch.Tensor:
     """Lines of a @ b.T as codes add up in a register and are scaled, float64."""
     K, every = a.x.shape[1], slice(None)
     total = torch.zeros((), dtype=torch.float64, device=a.x.device)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fp8core.gemm.reference import matmul as reference_matmul
 from fp8core.kernels import ops, reference
+from fp8core.proof.adders import Register
+from fp8core.proof.verify.oracle import TiledOperand
+from fp8core.proof.verify.products import as_summed
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SCALINGS = ("tensorwise", "rowwise", "1x128 x 128x128", "1x128 x 1x128")
@@ -57,7 +59,7 @@ def test_product(
     """Oracle: the reference on the same codes, all positive, which a bad accumulator cannot hide in. E5M2 on the left, as
     grad_output; the last size has more tiles than programs, and bands of tiles that are not full.
 
-    It sums in float64, on a GPU as the model of the accumulator does (`fp8core.gemm.accumulate`). Bound: K float32
+    It sums in float64, on a GPU as the model of the accumulator does (`fp8core.proof.adders`). Bound: K float32
     additions, on a GPU one more in the last of 13 bits: the largest distance seen on an H200.
     """
     M, N, K = size
@@ -67,8 +69,8 @@ def test_product(
     if device.type == "cuda":
         a, b_t, scale_a, scale_b = args
         blocks = scaling.startswith("1x128")  # each block of K leaves the unit by itself
-        mode = "fp22_promote128" if promote_every or blocks else "fp22"
-        want = reference_matmul(a, b_t.t(), scale_a, scale_b.t(), torch.float64, False, mode)
+        left, right = TiledOperand.given(a, scale_a), TiledOperand.given(b_t, scale_b)
+        want = as_summed(left, right, Register(13, 128 * (blocks or promote_every > 0)), slice(None))
     bound = (K + 4) * 2.0**-24 + (2.0**-13 if device.type == "cuda" else 0.0)
     error = ((got - want).abs() / want).max()
     assert error <= bound, f"{float(error)} > {bound}"

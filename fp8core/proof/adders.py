@@ -1,8 +1,7 @@
 """A model of how FP8 matrix units add up: which sum a kernel claims to form, so that it is judged by that.
 
-    exact              the sum is formed in float64
-    fp22               Hopper's tensor core: a register of 1 + 8 + 13 bits, no promotion
-    fp22_promote128    the same; every 128 elements of K the register is added to a float32 sum and cleared
+    Register(13)         Hopper's tensor core: a register of 1 + 8 + 13 bits, no promotion
+    Register(13, 128)    the same; every 128 elements of K the register is added to a float32 sum and cleared
 
 `registers_of` names the registers that a device may have.
 
@@ -17,14 +16,9 @@ operands, 2026-11-27). Blackwell's 25 bits are reported (DeepGEMM issue 176), an
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
-
-from fp8core.arguments import check_known
-
-Accumulation = Literal["exact", "fp22", "fp22_promote128"]
-ACCUMULATIONS: tuple[str, ...] = get_args(Accumulation)
 
 ALIGNED_PRODUCTS = 32
 
@@ -41,9 +35,6 @@ class Register(NamedTuple):
     promote_every: int = 0
 
 
-_REGISTERS = {"fp22": Register(13), "fp22_promote128": Register(13, 128)}
-
-
 def registers_of(device: torch.device, fast: bool) -> tuple[Register, ...]:
     """The registers that FP8 products of a device may be added in; none where it adds in float32.
 
@@ -58,40 +49,30 @@ def registers_of(device: torch.device, fast: bool) -> tuple[Register, ...]:
     return tuple(Register(count, 0 if fast else 128) for count in bits)
 
 
-def accumulate(a: torch.Tensor, b: torch.Tensor, mode: Accumulation | Register) -> torch.Tensor:
-    """A [M, K] @ B [K, N] summed as the mode says.
+def accumulate(a: torch.Tensor, b: torch.Tensor, register: Register) -> torch.Tensor:
+    """A [M, K] @ B [K, N] summed in a register.
 
     Args:
         a: float64 that hold FP8 values, so that a product is exact.
         b: the same.
-        mode: one of `ACCUMULATIONS`, or a register.
+        register: of the unit.
 
     Returns:
         float64 [M, N]. Inf and NaN propagate.
-
-    Raises:
-        ValueError: unknown mode.
     """
-    if isinstance(mode, str):
-        check_known("accumulation", mode, ACCUMULATIONS)
-        if mode == "exact":
-            return a @ b
-        mode = _REGISTERS[mode]
-    bits, promote_every = mode
+    bits, promote_every = register
     total = a.new_zeros((a.shape[0], b.shape[1]), dtype=torch.float32)
-    register = a.new_zeros(total.shape)
+    held = a.new_zeros(total.shape)
     for start in range(0, a.shape[1], ALIGNED_PRODUCTS):
         products = a[:, start : start + ALIGNED_PRODUCTS, None] * b[None, start : start + ALIGNED_PRODUCTS]
-        largest = torch.maximum(products.abs().amax(1), register.abs())
-        step = _last_bit(largest, bits)
-        whole = products.div_(step[:, None]).trunc_().sum(1) + (register / step).trunc()
-        register = whole * step
-        step = _last_bit(register, bits)
-        register = (register / step).trunc_() * step
+        step = _last_bit(torch.maximum(products.abs().amax(1), held.abs()), bits)
+        held = (products.div_(step[:, None]).trunc_().sum(1) + (held / step).trunc()) * step
+        step = _last_bit(held, bits)
+        held = (held / step).trunc_() * step
         if promote_every and (start + ALIGNED_PRODUCTS) % promote_every == 0:
-            total += register.float()
-            register.zero_()
-    return (total + register.float()).double()
+            total += held.float()
+            held.zero_()
+    return (total + held.float()).double()
 
 
 def _last_bit(x: torch.Tensor, bits: int) -> torch.Tensor:
