@@ -193,8 +193,16 @@ WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("sketched", [False, True])
-@pytest.mark.parametrize("kind", ["gaussian", "mean", "positive", "shared direction", "ones"])
+@pytest.mark.parametrize(
+    ("kind", "sketched"),
+    [
+        pytest.param(
+            kind, sketched, marks=[pytest.mark.slow] * (sketched and kind not in ("gaussian", "ones"))
+        )
+        for kind in ("gaussian", "mean", "positive", "shared direction", "ones")
+        for sketched in (False, True)
+    ],
+)
 def test_a_wrong_product_is_seen(kind: str, sketched: bool) -> None:
     """Never verified, whatever the data; rows that are all equal may stand in each other's place."""
     passed = []
@@ -266,7 +274,7 @@ def as_hopper(monkeypatch: pytest.MonkeyPatch, fast: bool | None = None) -> None
     monkeypatch.setattr(calls, "registers_of", registers)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("recipe", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.slow)])
 def test_a_step_on_such_units(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole step, with the operands of verify's own test: right ones are verified, also where all data are positive;
     fast accumulation in all three products, which the recipe has in one, is not."""

@@ -80,6 +80,7 @@ def test_triton_is_no_dependency_of_a_machine_without_a_gpu() -> None:
     assert "triton" in _declared(PROJECT["optional-dependencies"]["interpreter"])
 
 
+@pytest.mark.slow
 def test_everything_but_kernels_works_without_triton() -> None:
     code = """
 import sys

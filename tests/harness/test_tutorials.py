@@ -23,7 +23,10 @@ from harness.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
-SLOW = {"tutorial-gate-my-ci"}  # half a minute of CPU; tests of the gate run its commands
+SLOW = {
+    "tutorial-gate-my-ci",
+    "tutorial-measure-my-model",
+}  # tests of the gate and of suite train run their commands
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -9,7 +9,7 @@ from harness.advise.scale.held import kept
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
-@pytest.mark.parametrize("recipe", ["", "tensorwise"])
+@pytest.mark.parametrize("recipe", ["", pytest.param("tensorwise", marks=pytest.mark.slow)])
 def test_a_compiled_block_keeps_what_the_closed_form_says(recipe: str) -> None:
     """To the byte; FP8 keeps less than bf16, since norms and the activation are made and cast again."""
     expected = kept(block(), "none", recipe)

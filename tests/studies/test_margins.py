@@ -36,6 +36,7 @@ def test_the_advice_never_loses_by_itself_and_seldom_where_its_rates_err(
     assert measured or min(free) < FLOOR, "some would lose: the draws reach that far"
 
 
+@pytest.mark.slow
 def test_without_margins_more_steps_lose_than_the_bar_allows() -> None:
     """The steps of a small model are near break-even, so the bar can be missed."""
     found = outcomes(functools.partial(named, "llama_125m"), False, NONE.layer_gain, 300)

@@ -57,7 +57,10 @@ TABLE = {
 OTHER = {"1x128": "128x128"}  # the granularity of B where it isn't A's
 
 
-@pytest.mark.parametrize(("granularity", "data"), TABLE)
+@pytest.mark.parametrize(
+    ("granularity", "data"),
+    [pytest.param(*each, marks=[pytest.mark.slow] * (each[1] != "outliers_1e4")) for each in TABLE],
+)
 def test_the_table_of_outliers(monkeypatch: pytest.MonkeyPatch, granularity: Any, data: str) -> None:
     (whole, bulk, underflow), sd = TABLE[granularity, data]
     other: Any = OTHER.get(granularity, granularity)

@@ -72,7 +72,7 @@ def test_the_examples_of_the_readme_and_of_the_page_are_what_is_printed() -> Non
     "words",
     [
         "model=llama3_8b gpu=h100",
-        "model=llama3_8b gpu=h100 dp=8 batch=8 seq=8192",
+        pytest.param("model=llama3_8b gpu=h100 dp=8 batch=8 seq=8192", marks=pytest.mark.slow),
         "model=llama3_8b gpu=h100 gpus=2",
         "model=llama3_8b gpu=h100 dp=8 replicas=8 batch=1 seq=8192 checkpointing=selective",
         "model=gpt2_xl gpu=rtx_4090",

@@ -56,6 +56,7 @@ def swept(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], 
     return done, (folder / "results/toy/r1/_run.log").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_a_worker_and_its_parent_mutter_into_the_log(tmp_path: Path) -> None:
     """The lines of an arm name case and arm; the terminal has the reason of one that left."""
     done, log = swept(tmp_path)

@@ -128,6 +128,7 @@ def test_a_case_that_takes_too_long_as_a_whole_fails_as_a_whole() -> None:
     assert (set(after["status"]), set(after["tries"])) == ({"ok"}, {1})
 
 
+@pytest.mark.slow
 def test_a_case_that_is_late_while_it_is_timed_is_no_fault_of_its_arms() -> None:
     _, frame = sweep(Unruly(acts={1: {"other": "timed hang"}}), 1, wall_s=5.0)
     why = "not done within 5 s after timing began in arm other; case_wall_s=SECONDS allows more"

@@ -43,7 +43,7 @@ def ran(script: str, **variables: str) -> list[object]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("at_import", ["operation", "pool", ""])
+@pytest.mark.parametrize("at_import", [pytest.param("operation", marks=pytest.mark.slow), "pool", ""])
 def test_an_import_that_starts_threads_hangs_no_arm_and_is_named(at_import: str) -> None:
     """A fork takes over one thread: what waits for another of them waits for ever."""
     found, said = ran(SCRIPT, AT_IMPORT=at_import, OMP_NUM_THREADS="2")
@@ -142,7 +142,11 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("when", "then", "state"),
-    [("end", 0, "finished"), ("rows", 0, "finished"), ("rows", int(signal.SIGINT), "interrupted")],
+    [
+        pytest.param("end", 0, "finished", marks=pytest.mark.slow),
+        ("rows", 0, "finished"),
+        pytest.param("rows", int(signal.SIGINT), "interrupted", marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_that_is_stopped_for_ever_keeps_no_command(
     when: str, then: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -134,6 +134,7 @@ def test_a_round_over_which_a_process_was_stopped_is_dropped_and_counted(hostile
     assert set(rows["rounds"].map(lambda rounds: tuple(sorted(set(rounds))))) == {(0, 1)}
 
 
+@pytest.mark.slow
 def test_arms_that_never_end_fail_after_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Apart, since on a busy machine what works may be silent for as long. A process may take longer for its first case."""
     monkeypatch.chdir(tmp_path)
@@ -199,10 +200,10 @@ def strike(process: subprocess.Popen[bytes], who: str, how: signal.Signals, wait
 NIGHTLY = pytest.mark.slow
 SIGNALS = [
     ("parent", signal.SIGKILL, ()),
-    ("parent", signal.SIGINT, ()),
-    ("parent", signal.SIGSTOP, ()),
-    ("without workers", signal.SIGTERM, ()),
     ("worker", signal.SIGKILL, ()),
+    ("parent", signal.SIGINT, NIGHTLY),
+    ("parent", signal.SIGSTOP, NIGHTLY),
+    ("without workers", signal.SIGTERM, NIGHTLY),
     ("worker", signal.SIGSTOP, NIGHTLY),
     *(("parent", getattr(signal, f"SIG{name}"), NIGHTLY) for name in ("TERM", "HUP", "QUIT")),
     *(("worker", getattr(signal, f"SIG{name}"), NIGHTLY) for name in ("TERM", "INT", "HUP", "QUIT")),
@@ -284,10 +285,25 @@ def can_mount() -> bool:
 
 
 MOUNTS = pytest.mark.skipif(not can_mount(), reason="needs a user namespace that may mount")
+BY_DAY = {
+    "/dev/full",
+    "no HOME",
+    "few files",
+    "little memory",
+    "folder gone",
+    "bytes",
+    "no space",
+    "read-only",
+    "three at once",
+}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MOUNTS if "mount" in PLACES[name][0] else ()) for name in PLACES]
+    "name",
+    [
+        pytest.param(name, marks=[MOUNTS] * ("mount" in words) + [NIGHTLY] * (name not in BY_DAY))
+        for name, (words, *_) in PLACES.items()
+    ],
 )
 def test_a_bare_machine_is_used_or_refused_in_a_line(name: str, here: Path) -> None:
     command, code, is_stored = PLACES[name]

@@ -37,7 +37,7 @@ def total(start: float) -> tuple[float, int]:
     return mine.item(), dist.get_rank()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("world", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_results_come_by_rank_from_one_group(world: int) -> None:
     expected = world * 10.0 + sum(range(world))
     assert run(total, world, 10.0) == [(expected, rank) for rank in range(world)]

@@ -51,8 +51,8 @@ def wrong(how: str, job: ParallelRun) -> list[float]:
     ("how", "recipe"),
     [
         ("no average", "tensorwise"),
-        ("wrong batch", "tensorwise"),
-        ("sum", "tensorwise"),
+        pytest.param("wrong batch", "tensorwise", marks=pytest.mark.slow),
+        pytest.param("sum", "tensorwise", marks=pytest.mark.slow),
         ("ten percent", None),
     ],
 )

@@ -84,7 +84,10 @@ def test_the_first_step_of_two_ranks_is_one_processs_of_both_batches() -> None:
         assert norm == pytest.approx(float(trainee.grad_norm), rel=1e-5)
 
 
-@pytest.mark.parametrize(("compute", "size", "ranks"), [("fp32", 4, 2), ("bf16_autocast", 2, 3)])
+@pytest.mark.parametrize(
+    ("compute", "size", "ranks"),
+    [("fp32", 4, 2), pytest.param("bf16_autocast", 2, 3, marks=pytest.mark.slow)],
+)
 def test_codes_are_a_byte_each_at_the_collective_and_losses_stay(
     compute: str, size: int, ranks: int, tmp_path: Path
 ) -> None:
@@ -128,7 +131,7 @@ def checked(high: float | None) -> tuple[Numerics, Numerics]:
     return right, work.check()
 
 
-@pytest.mark.parametrize("high", [1.5, NAN])
+@pytest.mark.parametrize("high", [pytest.param(1.5, marks=pytest.mark.slow), NAN])
 def test_other_losses_than_those_of_weights_gathered_in_high_precision_have_no_speed(high: float) -> None:
     for right, wrong in on_ranks.run(checked, 2, high):
         assert right.ok
@@ -139,7 +142,12 @@ def test_other_losses_than_those_of_weights_gathered_in_high_precision_have_no_s
 @pytest.mark.parametrize(
     ("how", "cause", "message"),
     [
-        ("killed", "died", "rank 1 of 2: its process died (signal 9, SIGKILL) after it was begun"),
+        pytest.param(
+            "killed",
+            "died",
+            "rank 1 of 2: its process died (signal 9, SIGKILL) after it was begun",
+            marks=pytest.mark.slow,
+        ),
         ("killed later", "died", "rank 1 of 2: its process died (signal 9, SIGKILL) after timing began"),
         pytest.param(
             "hangs",

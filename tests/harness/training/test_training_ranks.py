@@ -43,6 +43,7 @@ def run(folder: Path, make: Any = rank_jobs.job, until: int = rank_jobs.STEPS + 
     return first
 
 
+@pytest.mark.slow
 def test_cut_off_damaged_and_continued_it_is_the_whole_run_bit_for_bit(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     assert [step for step, _ in curves(whole)["loss", ""]] == [0, 1, 2, 3]

@@ -33,7 +33,7 @@ def test_two_ranks_switch_together_and_the_slower_one_counts(group_is_seen: bool
         ("tensorwise", True, True, False),
         ("rowwise", False, False, False),
         ("tensorwise", False, True, False),  # no proof where FP8 all-gather is demanded
-        ("tensorwise", True, True, True),
+        pytest.param("tensorwise", True, True, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_sharded_model_is_switched_and_proved(

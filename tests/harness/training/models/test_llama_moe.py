@@ -53,7 +53,12 @@ def test_bfloat16_and_autocast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "recipe"), [(torch.float32, ""), (torch.bfloat16, ""), (torch.float32, "rowwise")]
+    ("dtype", "recipe"),
+    [
+        (torch.float32, ""),
+        (torch.bfloat16, ""),
+        pytest.param(torch.float32, "rowwise", marks=pytest.mark.slow),
+    ],
 )
 def test_one_graph(dtype: torch.dtype, recipe: str) -> None:
     """Oracle: eager; tokens move between experts within the graph, and aot_eager runs it without fusion."""
