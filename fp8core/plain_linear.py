@@ -111,11 +111,6 @@ def cast_lines(
     return operand if dim == 1 else transposed(operand)
 
 
-def kept(lines: Lines, x: torch.Tensor) -> Saved:
-    """What to keep of a tensor: its codes and scales; itself, where no product takes codes of it."""
-    return lines if isinstance(lines, Operand) else (x, None)
-
-
 def serves_both(first: Cast | None, second: Cast | None) -> bool:
     """Whether the same codes serve two products that contract a tensor over different dimensions."""
     return first is not None and (first is second or first == second) and first.axis_free
@@ -189,14 +184,14 @@ class Plan:
         if not again:
             return self.cast(x, first, 1, "input"), NOT_SAVED
         lines, turned = self.cast_twice(x, first, second, "input")
-        return lines, kept(turned, x)
+        return lines, turned if isinstance(turned, Operand) else (x, None)
 
     def of_weight(self, weight: torch.Tensor, again: bool) -> tuple[Lines, Saved]:
         """Return the right operand of the output; and what to save, if that of grad_input will be wanted again."""
         first, second = self.recipe.output.b, self.recipe.grad_input.b
         if again and serves_both(first, second):
             lines, turned = self.cast_twice(weight, first, second, "weight")
-            return lines, kept(turned, weight)
+            return lines, turned if isinstance(turned, Operand) else (weight, None)
         return self.cast(weight, first, 1, "weight"), (weight, None) if again else NOT_SAVED
 
     def for_output(

@@ -16,7 +16,7 @@ from fp8core.inputs.operands import (
     serves_both,
 )
 from fp8core.inputs.sharded import AmaxRequest, shared_amaxes
-from fp8core.plain_linear import NOT_SAVED, Lines, Plan, Saved, kept
+from fp8core.plain_linear import NOT_SAVED, Lines, Plan, Saved
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class CastingPlan(Plan):
                 self.amaxes.record_gathered()
         elif again and fused_for_both(weight, first, second, self.kernels.get("weight", "never")):
             lines, turned = self.cast_twice(weight, first, second, "weight")
-            return lines, kept(turned, weight)
+            return lines, turned if isinstance(turned, Operand) else (weight, None)
         return self.cast(weight, first, 1, "weight"), (weight, None) if again else NOT_SAVED
 
 
@@ -99,7 +99,7 @@ class AttachedPlan(CastingPlan):
         lines = self.cast(for_output, first, 1, "input")
         if again and for_grad_weight is None and not serves_both(first, second):  # made where nothing trained
             turned = self.cast(x, second, 0, "input")
-            return lines, kept(turned, x)
+            return lines, turned if isinstance(turned, Operand) else (x, None)
         return lines, (
             for_output if for_grad_weight is None else for_grad_weight,
             None,
@@ -111,7 +111,7 @@ class AttachedPlan(CastingPlan):
             return CastingPlan.of_weight(self, weight, again)
         casts = self.recipe.output.b, self.recipe.grad_input.b
         lines, turned = self.cache.operands(weight, lambda: self.cast_twice(weight, *casts, "weight"))
-        return lines, kept(turned, weight) if again else NOT_SAVED
+        return lines, (turned if isinstance(turned, Operand) else (weight, None)) if again else NOT_SAVED
 
     def for_output(
         self,
