@@ -56,6 +56,9 @@ class FirstScreen:
         answers: over all arms, the one about speed first.
         on_cpu: times say nothing then.
         under_way: some run has not ended.
+        unfinished: runs that are not known to have finished, those under way included.
+        failed: figures that failed or are not whole, in any suite.
+        findings: of the diagnosis.
         arm: the one that is named: the best that nothing stands against, of those that gain where any does, else the best;
             None where no speed counts.
         against: what stands against its figure, each in a few words.
@@ -69,6 +72,9 @@ class FirstScreen:
     answers: Sequence[Answer]
     on_cpu: bool = False
     under_way: bool = False
+    unfinished: Sequence[str] = ()
+    failed: int = 0
+    findings: int = 0
     arm: Standing | None = None
     against: Sequence[str] = ()
     passed: Checks | None = None
@@ -99,6 +105,9 @@ class FirstScreen:
             every,
             not machine.is_gpu,
             any(run.state == "running" for run in machine.runs),
+            [run.run_id for run in machine.runs if run.state_note],
+            len(machine.pick(status=lambda status: status not in ("ok", "skipped"))),
+            len(machine.findings),
             named,
             doubts(machine, named.arm) if named else (),
             checks(machine, named) if named else None,
@@ -124,8 +133,10 @@ class FirstScreen:
             or self.absent
             or self.fault_unseen
             or self.passed != Checks("", "", "")
+            or self.failed
+            or self.findings
         )
-        is_open = below or self.on_cpu or self.under_way or not self.is_gain
+        is_open = below or self.on_cpu or self.under_way or self.unfinished or not self.is_gain
         return "good" if self.arm and not is_open and {a.verdict for a in self.answers} == {"yes"} else ""
 
     def lines(self) -> list[str]:
@@ -146,14 +157,23 @@ class FirstScreen:
             )
         else:
             verdict = f"{_word(speed)}: {words}{', but ' * bool(against)}{against}."
-        found = [f"so far: {verdict}" if self.under_way else verdict, *map(_stated, refuted[1:])]
+        found = [
+            f"so far: {verdict}" if self.under_way or self.unfinished else verdict,
+            *map(_stated, refuted[1:]),
+        ]
         found += [f"Times alone: {words}."] * bool(refuted and words)
         is_open = [a for a in others if a.verdict in ("partly", "can't tell")]
         found += map(_stated, is_open if refuted or words else others[self.on_cpu :])
         found += self._of_the_named()
         alike = sorted((self.doubted or {}).items(), key=lambda group: -group[0].count(", "))
         doubted = [f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in alike]
-        listed = {"In doubt": doubted, "Not judged": self.absent}
+        below = {"figure that failed": self.failed, "finding": self.findings}
+        listed = {
+            "Not finished": self.unfinished,
+            "In doubt": doubted,
+            "Not judged": self.absent,
+            "Below": [text.plural(count, what) for what, count in below.items() if count],
+        }
         found += [f"{what}: {text.some(arms, MOST_NAMED)}." for what, arms in listed.items() if arms]
         return [*map(capital, found)]
 
@@ -186,6 +206,9 @@ class FirstScreen:
             "in_doubt": {arm: why for why, arms in (self.doubted or {}).items() for arm in arms},
             "not_judged": self.absent,
             "under_way": self.under_way,
+            "unfinished": self.unfinished,
+            "failed": self.failed,
+            "findings": self.findings,
         }
 
 

@@ -133,7 +133,8 @@ def _worst(machine: Machine, standing: Standing) -> Cell:
     least = min(own, key=lambda w: w.worst[1])
     metric, value = least.worst
     style = "bad" if any(w.failing for w in own) else ""
-    return Cell(text.number(value), value, style, f"{SQNR[metric]}, {least.suite}")
+    bare = ", not judged: no bound" * any(w.unjudged for w in own)
+    return Cell(text.number(value), value, style, f"{SQNR[metric]}, {least.suite}{bare}")
 
 
 def _mixed_mfu(machine: Machine, standing: Standing) -> Cell:

@@ -107,7 +107,7 @@ def _quality(machine: Machine) -> Chart | None:
         worst = least(every)
         metric, value = worst.worst
         bound, failed = worst.bounds.get(metric), any(w.failing for w in every)
-        word = "BELOW ITS BOUND" if failed else "no bound" if bound is None else "passed"
+        word = "BELOW ITS BOUND" if failed else "passed" if all(w.passed for w in every) else "no bound"
         style = look(machine, arm, fillstyle="full" if word == "passed" else "none", markersize=7.5)
         rows.append(f"{text.short(str(arm), 32)}\n{text.number(value)} dB {word}")
         marks.append((value, bound, style))

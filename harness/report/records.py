@@ -235,6 +235,7 @@ class Worst:
         sqnr: dB of the case that comes nearest to its bound, by metric of `SQNR`.
         bounds: that case's bound in dB, where its suite stores one.
         where: (run id, case id) of that case.
+        unjudged: cases of which some SQNR has no bound, nor were codes compared.
     """
 
     suite: str
@@ -250,6 +251,14 @@ class Worst:
     underflow: float
     mismatches: float
     checked_codes: int
+    unjudged: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether every result was judged, and none found wrong."""
+        return bool(self.sqnr or self.checked_codes) and not (
+            self.unjudged or self.failing or self.mismatches
+        )
 
     @property
     def judged(self) -> bool:
@@ -276,10 +285,11 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
     """Worst figures of each arm of each suite, with the bounds that its suite stored (`resolved.sqnr_bound_db`)."""
     rows = machine.frame[machine.rows.where(metric=NUMERICS, status="ok", part="")]
     fp8 = {(r["suite"], r["arm"]) for r in fp8_rows(machine)}
-    return [_worst(own, key in fp8) for key, own in rows.groupby(["suite", "arm"], sort=False)]
+    bare = without_bound(machine)
+    return [_worst(own, key in fp8, bare) for key, own in rows.groupby(["suite", "arm"], sort=False)]
 
 
-def _worst(rows: pd.DataFrame, is_fp8: bool) -> Worst:
+def _worst(rows: pd.DataFrame, is_fp8: bool, bare: set[Key]) -> Worst:
     (first,), values = rows_of(rows.iloc[:1]), rows.groupby("metric")["value"]
     least, most = values.min().to_dict(), values.max().to_dict()
     codes = int((rows["metric"] == "mismatches").sum())
@@ -309,6 +319,7 @@ def _worst(rows: pd.DataFrame, is_fp8: bool) -> Worst:
         most.get("underflow_frac", math.nan),
         most.get("mismatches", 0.0),
         codes,
+        len({*rows[FIGURE[:3]].itertuples(index=False, name=None)} & bare),
     )
 
 
@@ -322,10 +333,21 @@ def _bound(resolved: str, metric: str) -> float:
 
 
 @once
+def without_bound(machine: Machine) -> set[Key]:
+    """(run, case, arm) of FP8 where an SQNR has no bound to be held against, and codes were not compared."""
+    found = machine.pick(metric=tuple(SQNR), status="ok", part="")
+    bare = {key_of(r) for r in found if math.isnan(_bound(r["resolved"], r["metric"]))}
+    exact = {key_of(r) for r in machine.pick(metric="mismatches", status="ok")}
+    high = {key_of(r) for r in machine.pick(metric=TIMES, status="ok") if parse(r["flops"]) and not is_fp8(r)}
+    return bare - exact - high
+
+
+@once
 def unchecked(machine: Machine, suite: str) -> list[Row]:
-    """Times of FP8 in a suite whose result nothing checked in the same run: no SQNR, no codes, no first step."""
+    """Times of FP8 in a suite whose result nothing judged in the same run: no SQNR with a bound, no codes, no first step."""
     with_check = machine.rows.where(suite=suite, metric=(*SQNR, "mismatches"), status="ok")
-    checked = set(machine.frame.loc[with_check, FIGURE[:3]].itertuples(index=False, name=None))
+    found = set(machine.frame.loc[with_check, FIGURE[:3]].itertuples(index=False, name=None))
+    checked = found - without_bound(machine)
     own = [r for key, rows in fp8_by_arm(machine).items() if key[0] == suite for r in rows]
     return [r for r in own if key_of(r) not in checked and "first_loss" not in resolved_of(r)]
 

@@ -181,7 +181,7 @@ def _results(machine: Machine, standing: Standing) -> str:
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
     checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.suite not in STUDIES]
-    passed = any((w.sqnr or w.checked_codes) and _same(standing, w.fields) for w in checked)
+    passed = any(w.passed and _same(standing, w.fields) for w in checked)
     return "" if passed or any(_same(standing, parse(s.arm)) for s in first_steps(machine)) else UNCHECKED
 
 

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from harness.judge import gathered
 from harness.judge.verdict.rows import NEGATIVE, is_candidate, unshown
 from harness.judge.verdict.rows import trains_the_same as answer_over
-from harness.report.records import first_steps, fp8_rows, gemms, gemms_of, numerics_by_arm, unchecked
+from harness.report.records import (
+    first_steps,
+    fp8_rows,
+    gemms,
+    gemms_of,
+    key_of,
+    numerics_by_arm,
+    unchecked,
+    without_bound,
+)
 from harness.report.runs import computed_in, once
 from harness.report.table import known
 from harness.store import stats, text
@@ -252,15 +261,21 @@ def is_sound(machine: Machine) -> Answer:
         )
     worst, steps = [w for w in numerics_by_arm(machine) if w.judged], first_steps(machine)
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
-    judged = [w for w in fp8 if w.suite not in STUDIES]
+    every = [w for w in fp8 if w.suite not in STUDIES]
+    judged = [w for w in every if not w.unjudged]
     exact = sum(w.checked_codes for w in worst if w.suite not in STUDIES)
     broken = dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
     studied = " and ".join(broken)
     if not judged and not exact and not steps:
-        nothing = "no SQNR, no codes and no first training step in these runs"
+        nothing = (
+            "no SQNR has a bound in these runs"
+            if every
+            else "no SQNR, no codes and no first training step in these runs"
+        )
         said = f"only {studied}, which break recipes on purpose" if studied else nothing
         return answer("sound", "can't tell", f"{said}; python -m harness sweep=linear checks each layer")
-    bare = sum(len(unchecked(machine, suite)) for suite in WHAT)
+    unseen = {key_of(row) for suite in WHAT for row in unchecked(machine, suite)} - without_bound(machine)
+    bare = len(unseen) + sum(w.unjudged for w in every)
     if judged:
         said = f"{text.plural(len({w.arm for w in judged}), 'arm')} passed every check, worst {text.number(least(judged).worst[1])} dB"
     elif steps:

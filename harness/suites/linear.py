@@ -300,6 +300,7 @@ def _check(
                 judgement.values[prefix + metric] = figure
         if gemm is None or uncast:
             judgement.rounded(name, part, exact, bound)
+            judgement.bounds[f"{prefix}sqnr_db"] = bound[0]
         else:
             judgement.fp8(name, part, exact, bound, gemm, a.shape[1], prefix)
     if ran < due or (ran > due and not by_name):  # one GEMM may be several kernels

@@ -16,6 +16,7 @@ from report_pages import Page, lead_of, machine, table, told
 from report_pages import run_of as stored
 
 from harness.report import standings, steps, verdicts
+from harness.report.first_screen import FirstScreen
 from harness.report.headline import headline, headline_rows
 from harness.report.picture import picture
 from harness.report.table import quantile
@@ -248,6 +249,38 @@ def test_each_case_is_held_against_its_own_bound(tmp_path):
     """The case of the least SQNR is within its bound, another one is not."""
     rows = [*sqnr("linear", 28.1, 28.3), *sqnr("linear", 24.6, 24.3, layer="qkv")]
     assert verdicts.is_sound(stored(tmp_path, rows)).verdict == "no"
+
+
+@pytest.mark.parametrize("suite", ["linear", "recipes"])
+@pytest.mark.parametrize(
+    ("bounds", "codes", "verdict", "results"),
+    [
+        ({"sqnr_db": 28.0, "grad_input_sqnr_db": 28.0}, False, "yes", ""),
+        ({"sqnr_db": 28.0}, False, "partly", standings.UNCHECKED),
+        ({}, False, "partly", standings.UNCHECKED),
+        ({}, True, "yes", ""),
+    ],
+)
+def test_a_result_that_no_bound_judged_is_not_called_passed(tmp_path, suite, bounds, codes, verdict, results):
+    """Beside an arm that passed; equal codes are a judgement too."""
+    case, times = checked(suite, "rowwise_eager")
+    about = {"resolved": {"sqnr_bound_db": bounds}} if bounds else {}
+    rows = [figure(case, "rowwise_eager", m, 29.0, **about) for m in ("sqnr_db", "grad_input_sqnr_db")]
+    rows += [figure(case, "rowwise_eager", "mismatches", 0.0)] * codes
+    found = stored(tmp_path, [*times, *rows], sqnr("gemm", 28.5, 28.0))
+    assert verdicts.is_sound(found).verdict == verdict
+    own = standings.Standing(Arm("rowwise", mode="eager"))
+    assert standings.checks(found, own).results == results
+
+
+@pytest.mark.parametrize("state", ["interrupted", "failed", "running"])
+def test_a_run_that_did_not_finish_gives_no_plain_yes(tmp_path, state):
+    clean, found = (
+        FirstScreen.of(stored(tmp_path / s, *layers(FAST), losses(rowwise=0.0003), state=s))
+        for s in ("finished", state)
+    )
+    assert (clean.tone, found.tone) == ("good", "")
+    assert found.lines()[0] == f"So far: {clean.lines()[0]}"
 
 
 def test_a_study_of_breakage_is_never_sound(tmp_path):
