@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from harness.cli import seeds_needed
+from harness.cli.seeds_needed import seeds_needed
 from harness.engine import places, shards
 from harness.engine.plan import Plan, describe, make_plan
 from harness.machine import raw_output
@@ -52,12 +52,15 @@ def run_request(request: Request) -> int:
     left = measure.left_to_run(config, plan, gpus, shard) if config.resume else []
     said = [
         *describe(plan),
-        *seeds_needed.lines(config, plan),
         *left,
         *made_up,
         *_called_for_a_dry_run(config),
     ]
     sys.stdout.write("\n".join(said) + "\n")
+    if needed := seeds_needed(config, plan):
+        from harness.store import printer
+
+        sys.stdout.write(printer.as_text(needed))
     return 0
 
 

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 from harness.store import run_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from harness.engine.plan import Plan
     from harness.engine.settings import SweepConfig
+    from harness.judge.verdict.stored_noise import SeedsNeeded
 
 PUBLISHED = Path("results/published")
 
 
-def lines(config: SweepConfig, plan: Plan) -> Iterator[str]:
-    """Lines to print; none where no training runs are planned, or none is to be judged.
+def seeds_needed(config: SweepConfig, plan: Plan) -> SeedsNeeded | None:
+    """What stored runs say of the training runs of a plan; None where none are planned, or none is to be judged.
 
     Args:
         config: of the command line.
@@ -27,8 +26,9 @@ def lines(config: SweepConfig, plan: Plan) -> Iterator[str]:
     """
     training = [c for c in (*plan.cases, *plan.elsewhere) if hasattr(c.suite, "check_request")]
     if not training or config.train.judge is False:
-        return
-    from harness.judge.verdict import rows, stored_noise
+        return None
+    from harness.judge.verdict import rows
+    from harness.judge.verdict.stored_noise import SeedsNeeded
 
     request: dict[str, tuple[dict[str, Any], Counter[str]]] = {}
     for planned in training:
@@ -36,24 +36,12 @@ def lines(config: SweepConfig, plan: Plan) -> Iterator[str]:
         axes.pop("seed", None)
         _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, Counter()))
         arms.update(planned.runnable)
-    folders = _runs(rows.SUITE, Path(config.results_dir), PUBLISHED)
-    from harness.engine.runlog import duration  # Parquet
-
     stored = []
-    if folders:
+    if folders := _runs(rows.SUITE, Path(config.results_dir), PUBLISHED):
         from harness import store  # pandas
 
         stored = rows.setups(store.open_run(folders))
-    runs = [(axes, arm, n) for axes, arms in request.values() for arm, n in arms.items()]
-    took = [(n, stored_noise.seconds(stored, axes, arm)) for axes, arm, n in runs]
-    known, total = sum(n for n, each in took if each), sum(n for n, _ in took)
-    seconds = sum(n * each for n, each in took if each)
-    yield f"{total} training runs: " + (
-        f"{known} of them {duration(seconds)} of training by stored runs with the same axes"
-        if known
-        else "how long is unknown, no stored run has the same axes"
-    )
-    yield from stored_noise.lines([(axes, list(arms)) for axes, arms in request.values()], stored)
+    return SeedsNeeded.of(list(request.values()), stored)
 
 
 def _runs(suite: str, *places: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from harness.machine import raw_output
@@ -22,7 +22,7 @@ from harness.machine.terminal import printable
 from harness.store import RunWriter, run_files
 from harness.store.errors import one_line
 from harness.store.private import public
-from harness.store.text import done
+from harness.store.text import done, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -151,18 +151,6 @@ def progress(every: Iterable[Note], now: float) -> str:
     said = [f"running, {done(share)} of {total} done" if total else "running", running[-1].text]
     said += [f"last sign of life {duration(silent)} ago"] if silent > SILENT_S else []
     return "; ".join(filter(None, said))
-
-
-LONGEST_S = 1e12  # a note may say any number
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    >>> duration(3725), duration(65.4)
-    ('1:02:05', '0:01:05')
-    """
-    return str(timedelta(seconds=round(max(-LONGEST_S, min(seconds, LONGEST_S)))))
 
 
 class RawOutput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from harness.store.outside import from_json, parse
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 SIZES = ("M", "K", "N")
 NONE = "N/A"  # not known; never a stand-in value
+LONGEST_S = 1e12  # a note of a run may say any number
 # Values of training axes that say nothing about a case: the defaults of the suites (a test holds them together).
 USUAL: Mapping[str, object] = {
     "accumulation": 1,
@@ -73,6 +75,15 @@ def spread(low: float, high: float, count: int, what: str) -> str:
 def percent(value: float | None, digits: int = 2) -> str:
     """A share: "83 %"."""
     return NONE if value is None or math.isnan(value) else f"{number(100 * value, digits)} %"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> duration(3725), duration(65.4)
+    ('1:02:05', '0:01:05')
+    """
+    return str(timedelta(seconds=round(max(-LONGEST_S, min(seconds, LONGEST_S)))))
 
 
 def done(share: float) -> str:

@@ -17,12 +17,17 @@ from harness.advise.command import answer, parse
 from harness.advise.views import AdviceView
 from harness.cli.doctor import ProbeResult, Tried
 from harness.cli.runs import ListedRun, RunList
+from harness.judge.diagnosis import Diagnosis, Finding
 from harness.judge.diff import Changes, KernelTime, Resolved, Timed
 from harness.judge.fleet import Fleet
 from harness.judge.fleet.judge import Group, Outlier, Spread
 from harness.judge.verdict import ArmVerdict, StoredVerdicts, Verdict
 from harness.judge.verdict.rule import CurveVerdict
 from harness.judge.verdict.rule import verdict as of_curves
+from harness.judge.verdict.stored_noise import Noise, SeedsNeeded
+from harness.report.first_screen import FirstScreen
+from harness.report.standings import Standing
+from harness.report.verdicts import Answer
 from harness.store.case import Arm
 from harness.store.printer import as_json
 from harness.training.ab.result import AGAIN, BASE, FP8, Round, TrialResult
@@ -73,6 +78,21 @@ def curves() -> CurveVerdict:
     return of_curves([curve], [curve])
 
 
+def seeds_needed() -> SeedsNeeded:
+    """A spread of a tenth of the margin, whose fewest seeds are the least that are judged."""
+    return SeedsNeeded([({"steps": 3}, "rowwise", Noise("r", 5, 0.00025, None, ("steps=4",)))], 6, 3, 90.0)
+
+
+def first_screen() -> FirstScreen:
+    answers = [Answer("speed", "yes", "1 faster"), Answer("sound", "no", "1 result is wrong")]
+    arm = Standing(Arm("rowwise", "eager"), "train", [], 1.3)
+    return FirstScreen(answers, arm=arm, unfinished=["r"], doubted={"why": ["rowwise_eager"]}, failed=2)
+
+
+def diagnosis() -> Diagnosis:
+    return Diagnosis([Finding("symptom", ("1 of 3",), "cause", "change")])
+
+
 def runs() -> RunList:
     return RunList(
         [ListedRun("r", "2026-01-01 00:00", "finished", "mine", "toy", "yes", "r.html")], 2, Path("i")
@@ -102,6 +122,18 @@ CONTRACT: dict[Any, dict[str, Any]] = {
         "findings.0.code": "", "findings.0.detail": "28 dB",
     },
     curves: {"outcome": "INCONCLUSIVE", "codes": ["few_runs"], "margin": 0.0025, "gap": None},
+    seeds_needed: {
+        "runs": 6, "timed": 3, "seconds": 90.0, "arms.0.axes.steps": 3, "arms.0.arm": "rowwise", "arms.0.seeds": 3,
+        "arms.0.seeds_at_half_a_margin": 3, "arms.0.noise.late": 0.00025, "arms.0.noise.differs": ["steps=4"],
+    },
+    first_screen: {
+        "answers.speed.verdict": "yes", "answers.sound.sentence": "1 result is wrong.", "arm": "rowwise_eager", "speedup": 1.3,
+        "against": [], "in_doubt.rowwise_eager": "why", "not_judged": [], "under_way": False, "unfinished": ["r"], "failed": 2,
+        "findings": 0,
+    },
+    diagnosis: {
+        "findings.0.symptom": "symptom", "findings.0.evidence": ["1 of 3"], "findings.0.cause": "cause", "findings.0.change": "change",
+    },
     runs: {"older": 2, "runs.0.run_id": "r", "runs.0.state": "finished", "runs.0.whose": "mine"},
     advice: {
         "model": "llama3_1b", "gpu": "H200 SXM", "tokens": 16384, "decision": "on", "decision_by_time": "on",

@@ -40,6 +40,7 @@ from harness.judge.verdict.paired import Verdict
 from harness.judge.verdict.result import GateResult
 from harness.judge.verdict.rows import NEGATIVE, ArmVerdict, StoredVerdicts
 from harness.judge.verdict.rule import CurveVerdict, verdict
+from harness.judge.verdict.stored_noise import SeedsNeeded
 from harness.report.first_screen import FirstScreen
 from harness.report.standings import NO_LOSS, Checks, Standing
 from harness.report.verdicts import Answer
@@ -258,6 +259,7 @@ KINDS = {
         {"found": [Finding(TOLD, ("1 of 3",), "a cause", "a change")]},
         {},
     ),
+    "seeds needed": Kind(lambda: SeedsNeeded([], 6, 6, 90.0), {"arms": [({}, TOLD, None)]}, {}),
     "doctor": Kind(
         doctor, {"findings": [*doctor().findings, ProbeResult("peer", TOLD, "absent", "missing")]}, {}
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,11 +14,14 @@ from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
 from harness.store.case import LOCAL, OTHER, Arm
+from harness.store.printer import picked, table
+from harness.store.text import duration, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.judge.verdict.rows import Setup
+    from harness.store.printer import Table, Tone
 
 NOT_TESTED = (CONTROL, NEGATIVE, str(Arm(CONTROL, variant=OTHER)))  # by no paired gap inside a margin
 
@@ -45,32 +48,95 @@ class Noise:
         return max(self.late, self.heldout or 0.0)
 
 
-def lines(
-    request: Sequence[tuple[Mapping[str, Any], Sequence[str]]], stored: Sequence[Setup]
-) -> Iterator[str]:
-    """The lines that dry_run=true prints: for each arm of each set-up the seeds that it needs, or "unknown".
+@dataclass(frozen=True, slots=True)
+class SeedsNeeded:
+    """How many seeds training runs need before they are judged: a result of the printer.
 
-    Args:
-        request: axes and arms of each set-up.
-        stored: the set-ups of stored runs.
+    Attributes:
+        arms: axes of the set-up, arm, and the noise of a stored run of it (None: there is none).
+        runs: that are planned.
+        timed: those of them of which a stored run with the same axes says how long they take.
+        seconds: that these take together.
     """
-    yield (
-        f"seeds with which two one-sided tests at {100 * ALPHA:.0f} % pass with {100 * POWER:.0f} % (margin "
-        f"{percent(MARGIN)[1:]} of the loss; without a gap / at a gap of half a margin), at the noise of stored runs:"
-    )
-    for axes, arms in request:
-        if len(request) > 1:
-            yield "  " + " ".join(f"{k}={v}" for k, v in _compared(axes).items() if v not in (None, ""))
-        for arm in (a for a in arms if a not in NOT_TESTED):
-            said = f"no stored run of this arm: unknown; run {MIN_SEEDS} seeds first"
-            if noise := best_noise(stored, axes, arm):
-                heldout = "unknown" if noise.heldout is None else percent(noise.heldout)[1:]
-                other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
-                said = (
-                    f"{' / '.join(f'more than {MOST}' if n is None else str(n) for n in runs_needed(noise.sd, MARGIN))} (sd late "
-                    f"{percent(noise.late)[1:]}, held-out {heldout}; {noise.seeds} seeds of {noise.run_id}{other})"
-                )
-            yield f"  {arm:<20} {said}"
+
+    arms: Sequence[tuple[Mapping[str, Any], str, Noise | None]]
+    runs: int
+    timed: int
+    seconds: float
+
+    tone: ClassVar[Tone] = ""
+
+    @classmethod
+    def of(
+        cls, request: Sequence[tuple[Mapping[str, Any], Mapping[str, int]]], stored: Sequence[Setup]
+    ) -> SeedsNeeded:
+        """That of set-ups (axes, and how many runs of each arm), by the set-ups of stored runs."""
+        took = [(n, seconds(stored, axes, arm)) for axes, arms in request for arm, n in arms.items()]
+        return cls(
+            [
+                (a, arm, best_noise(stored, a, arm))
+                for a, arms in request
+                for arm in arms
+                if arm not in NOT_TESTED
+            ],
+            sum(n for n, _ in took),
+            sum(n for n, each in took if each),
+            sum(n * (each or 0.0) for n, each in took),
+        )
+
+    def lines(self) -> list[str]:
+        """How many runs, and how long they take as far as stored runs say; then which arms none of them is evidence for."""
+        unknown = [arm for _, arm, noise in self.arms if noise is None]
+        return [
+            f"{self.runs} training runs: "
+            + (
+                f"{self.timed} of them {duration(self.seconds)} of training by stored runs with the same axes"
+                if self.timed
+                else "how long is unknown, no stored run has the same axes"
+            ),
+            *[f"no stored run says how many seeds are needed, run {MIN_SEEDS} first: {some(unknown)}"]
+            * bool(unknown),
+        ]
+
+    def tables(self) -> list[Table]:
+        """A row an arm."""
+        named = len({str(axes) for axes, _, _ in self.arms}) > 1
+        return [
+            table(
+                f"Seeds with which two one-sided tests at {100 * ALPHA:.0f} % pass with {100 * POWER:.0f} % "
+                f"(margin {percent(MARGIN)[1:]} of the loss), at the noise of stored runs",
+                ["arm", ">without a gap", ">at half a margin", ">sd late", ">sd held-out", "of"],
+                [_cells(axes if named else {}, arm, noise) for axes, arm, noise in self.arms if noise],
+            )
+        ]
+
+    def data(self) -> dict[str, Any]:
+        """Plain values; the spreads are shares of the control's loss."""
+        return {
+            **picked(self, "runs timed seconds"),
+            "arms": [
+                {"axes": axes, "arm": arm}
+                | (_figures(noise) if noise else dict.fromkeys(("seeds", "seeds_at_half_a_margin", "noise")))
+                for axes, arm, noise in self.arms
+            ],
+        }
+
+
+def _figures(noise: Noise) -> dict[str, Any]:
+    none, half = runs_needed(noise.sd, MARGIN)
+    known = picked(noise, "run_id seeds late heldout differs")
+    return {"seeds": none, "seeds_at_half_a_margin": half, "noise": known}
+
+
+def _cells(axes: Mapping[str, Any], arm: str, noise: Noise) -> list[str]:
+    other = f", which had {', '.join(noise.differs)}" if noise.differs else ""
+    setup = " ".join(f"{k}={v}" for k, v in _compared(axes).items() if v not in (None, ""))
+    return [
+        f"{arm} {setup}".rstrip(),
+        *(f"more than {MOST}" if n is None else str(n) for n in runs_needed(noise.sd, MARGIN)),
+        *("" if sd is None else percent(sd)[1:] for sd in (noise.late, noise.heldout)),
+        f"{noise.seeds} seeds of {noise.run_id}{other}",
+    ]
 
 
 def seconds(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> float | None:

@@ -17,7 +17,7 @@ from harness.__main__ import main
 from harness.judge.verdict import Run, rows
 from harness.judge.verdict.power import ALPHA, seeds_for, tost_power
 from harness.judge.verdict.result import MARGIN
-from harness.judge.verdict.stored_noise import best_noise, lines, seconds
+from harness.judge.verdict.stored_noise import SeedsNeeded, best_noise, seconds
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,28 @@ def test_the_noise_is_the_sd_of_the_stored_gaps(tmp_path: Path) -> None:
     assert (noise.run_id, noise.seeds, noise.differs) == ("r1", 5, ())
     assert noise.late == pytest.approx(0.001 * np.std(GAPS, ddof=1), rel=0.02)  # the window is 59.8 steps
     assert noise.heldout == pytest.approx(noise.late, rel=0.02)
-    (_, line) = lines(
-        [(AXES, ["base", "base_other", "negative_control", "tensorwise"])], rows.setups(store.read(tmp_path))
-    )
     counts = [seeds_for(noise.sd, MARGIN, gap) for gap in (0.0, MARGIN / 2)]
-    assert line.split()[:4] == ["tensorwise", str(counts[0]), "/", str(counts[1])]
+    arms = ["base", "base_other", "negative_control", "tensorwise"]
+    ((arm, *shown),) = cells(needed(rows.setups(store.read(tmp_path)), *arms))
+    assert (arm, shown[:2]) == ("tensorwise", [str(n) for n in counts])
+
+
+def needed(stored: list[Any], *arms: str) -> SeedsNeeded:
+    return SeedsNeeded.of([(AXES, dict.fromkeys(arms, 5))], stored)
+
+
+def cells(found: SeedsNeeded) -> list[list[str]]:
+    (made,) = found.tables()
+    return [[cell.text for cell in row] for row in made.rows]
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(0.0, 5), (0.001, 2), (0.001, 1)])
 def test_an_sd_of_zero_or_of_two_seeds_is_no_evidence(size: float, seeds: int, tmp_path: Path) -> None:
     stored = rows.setups(frame(tmp_path, size, seeds))
     assert best_noise(stored, AXES, "tensorwise") is None
-    (_, line) = lines([(AXES, ["tensorwise"])], stored)
-    assert line.endswith("no stored run of this arm: unknown; run 3 seeds first")
+    found = needed(stored, "tensorwise")
+    assert (cells(found), [arm["noise"] for arm in found.data()["arms"]]) == ([], [None])
+    assert found.lines()[1].endswith("run 3 first: tensorwise")
 
 
 def test_the_same_set_up_comes_first_then_one_of_other_steps_which_is_said(tmp_path: Path) -> None:
@@ -80,8 +89,8 @@ def test_the_same_set_up_comes_first_then_one_of_other_steps_which_is_said(tmp_p
     noise = best_noise(stored, AXES, "tensorwise")
     assert noise is not None
     assert (noise.run_id, noise.differs) == ("longer", ("steps=600",))
-    (_, line) = lines([(AXES, ["tensorwise"])], stored)
-    assert "which had steps=600" in line
+    ((*_, of),) = cells(needed(stored, "tensorwise"))
+    assert of.endswith("which had steps=600")
     exact = best_noise(rows.setups(frame(tmp_path, 0.001, seeds=3, name="exact")), AXES, "tensorwise")
     assert exact is not None
     assert (exact.run_id, exact.seeds) == ("exact", 3)
@@ -96,16 +105,17 @@ def test_dry_run_prints_them_from_results_dir(
     frame(tmp_path / "elsewhere", 0.001)
     (tmp_path / "elsewhere/divergence/damaged").mkdir()
     (tmp_path / "elsewhere/divergence/damaged/_run.json").write_text("{")
-    for folder, told in (("elsewhere", "5 seeds of r1"), ("nowhere", "run 3 seeds first")):
+    for folder, told in (
+        ("elsewhere", "tensorwise .* 5 seeds of r1"),
+        ("nowhere", ".*run 3 first: tensorwise"),
+    ):
         assert main([*words, f"results_dir={folder}"]) == 0
         out = capsys.readouterr().out.splitlines()
-        (line,) = [x for x in out if x.startswith("  tensorwise ")]
-        assert told in line
+        assert [bool(re.match(told, x)) for x in out].count(True) == 1
         assert any(re.match("15 training runs: ", x) for x in out)
-    assert main([*words, "train.judge=false"]) == 0
-    assert "two one-sided tests" not in capsys.readouterr().out
-    assert main(["sweep=cast", "device=cpu", "dry_run=true"]) == 0
-    assert "two one-sided tests" not in capsys.readouterr().out
+    for more in ([*words, "train.judge=false"], ["sweep=cast", "device=cpu", "dry_run=true"]):
+        assert main(more) == 0
+        assert "training runs: " not in capsys.readouterr().out
 
 
 def test_how_long_is_the_median_of_the_newest_run_with_the_same_axes(tmp_path: Path) -> None:
