@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 from harness.judge import gathered
 from harness.report.runs import once
 from harness.store import text
-from harness.store.case import WITHOUT_FP8, Arm, arms_of
+from harness.store.case import WITHOUT_FP8, Arm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,8 +39,6 @@ SERIES = tuple(f"#0a000{i}" for i in range(8))
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid", BAND: "--band", PAPER: "--paper"}
 VARIABLES |= {colour: f"--series-{i}" for i, colour in enumerate(SERIES)}
 MARKERS = "osD^vPX*"
-# Recipes that fp8core publishes, each with a place of its own, so that pages of different runs agree.
-PLACES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise", "mxfp8", "delayed", "static")
 FILLS = ("full", "none", "left", "right", "top", "bottom")
 STYLE: Any = {
     **rcParamsDefault,  # whatever the reader's matplotlibrc says: the same rows give the same bytes
@@ -171,14 +169,11 @@ def look(machine: Machine, arm: Arm, **more: Any) -> Row:
     name = subject(arm)
     if not name:
         return {"marker": "p", "color": INK, "linestyle": "none", "fillstyle": "none"} | more
-    places, whose = _places(machine)
-    place = places.get(name, len(places))
-    beyond = place - len(PLACES)
-    # What is no published recipe never takes a recipe's colour: the eighth and grey alternate, the marker tells them apart.
-    colour = SERIES[place] if beyond < 0 else (SERIES[7], MUTED)[beyond % 2]
-    kinds = whose.get(name, [])
+    whose = _whose_by_subject(machine)
+    place, kinds = [*whose, name].index(name), whose.get(name, [])
     fill = FILLS[kinds.index(_whose(arm)) % len(FILLS)] if _whose(arm) in kinds else "full"
-    return {"marker": MARKERS[place % 8], "color": colour, "linestyle": "none", "fillstyle": fill} | more
+    marker = MARKERS[(place + place // 8) % 8]  # beyond the eighth a colour has another marker
+    return {"marker": marker, "color": SERIES[place % 8], "linestyle": "none", "fillstyle": fill} | more
 
 
 def _whose(arm: Arm) -> tuple[str, str, str]:
@@ -186,13 +181,10 @@ def _whose(arm: Arm) -> tuple[str, str, str]:
 
 
 @once
-def _places(machine: Machine) -> tuple[Mapping[str, int], Mapping[str, list[tuple[str, str, str]]]]:
-    """The place of each recipe or implementation of these rows, those not in `PLACES` by name; and whose arms each has."""
-    arms = set(arms_of(machine.frame))
-    others = {subject(arm) for arm in arms} - {"", *PLACES}
-    whose = gathered((subject(arm), _whose(arm)) for arm in arms)
-    sorted_whose = {name: sorted(set(own)) for name, own in whose.items()}
-    return {name: i for i, name in enumerate((*PLACES, *sorted(others)))}, sorted_whose
+def _whose_by_subject(machine: Machine) -> Mapping[str, list[tuple[str, str, str]]]:
+    """The recipes and implementations of the page, by name, and whose arms each has."""
+    whose = gathered((name, _whose(arm)) for arm in machine.arms if (name := subject(arm)))
+    return {name: sorted(set(own)) for name, own in sorted(whose.items())}
 
 
 # Axes

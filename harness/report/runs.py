@@ -30,6 +30,7 @@ from harness.judge.verdict.rows import setups
 from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
 from harness.store import run_state, stats, text
+from harness.store.case import arms_of
 from harness.store.compare import DISAGREE, TIE, TIMES, pairs_of, rows_of, with_rates
 from harness.store.errors import Cause, UsageError
 from harness.store.outside import parse
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from harness.judge.verdict import ArmVerdict
     from harness.judge.verdict.rows import Setup
     from harness.report.table import Row
+    from harness.store.case import Arm
     from harness.store.rows import Wanted
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -109,6 +111,7 @@ class Machine:
         envs: distinct ones, the first rows' first: they differ in what no time depends on, such as the commit.
         runs: whose rows they are.
         frame: rows of the store, with `tflops`, `gb_per_s` and `commit` added.
+        arms: of all machines of the page, so that a recipe looks the same in every figure.
         memo: of `once`.
     """
 
@@ -116,6 +119,7 @@ class Machine:
     envs: tuple[Row, ...]
     runs: tuple[Run, ...]
     frame: pd.DataFrame
+    arms: frozenset[Arm]
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -436,12 +440,13 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
 
 def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
     machines = []
+    arms = frozenset(arm for _, frame in parts for arm in arms_of(frame))
     for env_id in dict.fromkeys(e for _, frame in parts for e in frame["env_id"]):
         own = [(run, rows) for run, frame in parts if len(rows := frame[frame["env_id"] == env_id])]
         whole = pd.concat([rows for _, rows in own], ignore_index=True)
         if len(own) > 1:  # a run that was copied is one run
             whole = whole.drop_duplicates(_IDENTITY, ignore_index=True)
         envs = tuple(dict(parse(env)) for env in whole["env"].unique())
-        machines.append(Machine(str(env_id), envs, tuple(run for run, _ in own), with_rates(whole)))
+        machines.append(Machine(str(env_id), envs, tuple(run for run, _ in own), with_rates(whole), arms))
     # GPUs first: they are what the question is about.
     return tuple(sorted(machines, key=lambda m: (not m.is_gpu, m.name, m.env_id)))

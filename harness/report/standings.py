@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
 
 NO_LOSS, UNCHECKED = "no loss judged", "results not checked"
-_NO_RECIPE = ("torch", "fp8", "fp8_precomputed")  # arms of suites that compare no recipes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Standing:
     @property
     def computes(self) -> Arm:
         """Its recipe."""
-        return recipe(self.fields)
+        return self.fields.computes
 
     @property
     def shown(self) -> Cell:
@@ -71,7 +70,7 @@ def recipe(arm: Arm) -> Arm:
     >>> str(recipe(parse("tensorwise_fused_eager"))), str(recipe(parse("torchao_rowwise_eager")))
     ('tensorwise', 'torchao_rowwise')
     """
-    return Arm() if arm.variant in _NO_RECIPE else arm.computes
+    return arm.computes if arm.recipe or arm.peer else Arm()
 
 
 @once
@@ -83,9 +82,9 @@ def standings(machine: Machine) -> list[Standing]:
         found = by_arm(p for p in pairs if p["suite"] == suite)
         every = [Standing(arm_of(own[0]), suite, own, gain) for _, gain, own in found]
         return sorted(every, key=lambda s: (-s.gain, s.arm))
-    arms = [w.fields for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
-    arms += [v.fields for v in machine.verdicts if is_candidate(v.fields)]
-    return [Standing(what) for what in dict.fromkeys(map(recipe, arms)) if what != Arm()]
+    arms = [recipe(w.fields) for w in numerics_by_arm(machine) if w.fp8 and w.sqnr]
+    arms += [v.fields.computes for v in machine.verdicts if is_candidate(v.fields)]
+    return [Standing(what) for what in dict.fromkeys(arms) if what != Arm()]
 
 
 def timed(machine: Machine) -> list[Standing]:
@@ -205,7 +204,8 @@ def _loss(machine: Machine, standing: Standing) -> str:
 
 def _same(standing: Standing, arm: Arm) -> bool:
     """Whether a figure of an arm speaks for another one: arms without a recipe have nothing in common."""
-    return arm == standing.fields if standing.computes == Arm() else recipe(arm) == standing.computes
+    own = recipe(standing.fields)
+    return arm == standing.fields if own == Arm() else recipe(arm) == own
 
 
 def _among(part: int, whole: list[Any], words: str) -> str:

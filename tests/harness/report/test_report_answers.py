@@ -16,11 +16,13 @@ from report_pages import Page, lead_of, machine, table, told
 from report_pages import run_of as stored
 
 from harness.report import standings, steps, verdicts
+from harness.report.drawing import look, subject
 from harness.report.first_screen import FirstScreen
 from harness.report.headline import headline, headline_rows
 from harness.report.picture import picture
 from harness.report.table import quantile
 from harness.store.case import Arm, Case
+from harness.store.case import parse as parse_arm
 from harness.store.errors import Cause
 from harness.store.outside import parse
 
@@ -423,6 +425,39 @@ def test_the_first_screen_marks_what_was_not_judged(tmp_path):
     rows = {row["FP8 arm"]: row["in doubt"] for row in table(headline(found, headline_rows(found)))}
     assert rows == {"tensorwise_compile": "results not checked", "rowwise_compile": ""}
     assert lead_of(found)[1].endswith("Not judged: mxfp8_compile (skipped).")
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("recipe", n) for n in ("all_e4m3", "delayed_twice", "mxfp8", "zzz")]
+    + [("variant", n) for n in ("torch", "fp8", "zzz")]
+    + [("peer", "zzz")],
+)
+def test_no_answer_depends_on_a_name(tmp_path, field, name):
+    """The same rows under another name: what is said and shown is the same but for the name, and no two arms look alike."""
+    said = []
+    for own in ("mine", name):
+        rows = [*layers(FAST), losses(rowwise=0.0003), sqnr("gemm", 28.5, 28.0, "rowwise_eager")]
+        named = [[renamed(row, field, own) for row in each] for each in rows]
+        found = stored(tmp_path / own, *named, *layers({"bf16_eager": 1.0, "tensorwise_eager": 0.9}))
+        arms = [s.fields for s in standings.standings(found)]
+        looks = [str(look(found, arm)) for arm in arms]
+        assert len(set(looks)) == len({subject(arm) for arm in arms}) == 2
+        page = [*FirstScreen.of(found).lines(), str(table(headline(found, headline_rows(found))))]
+        page += [answer.sentence for answer in verdicts.answers(found)]
+        said.append(re.sub(rf"\b(rowwise_)?{own}|{own}_", "NAME", " ".join(page)))
+    assert said[0] == said[1]
+
+
+def renamed(row, field, name):
+    """rowwise as an arm whose recipe, variant or peer has this name."""
+    fields = row.arm_fields or parse_arm(row.arm)
+    if fields.recipe == "rowwise":
+        fields = replace(fields, **{"recipe": "rowwise" * (field == "peer"), field: name})
+    return replace(row, arm=str(fields), arm_fields=fields)
 
 
 # Cells
