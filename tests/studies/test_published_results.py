@@ -9,7 +9,10 @@ import pytest
 from documented_table import documented
 from published_results import PAGES, ROOT, tables
 
+from harness.advise.command import answer, parse
+from harness.advise.views import AdviceView
 from harness.judge.verdict import time_to_loss
+from harness.report.first_screen import FirstScreen
 from harness.report.runs import load
 from harness.report.standings import standings
 from harness.report.verdicts import by_arm
@@ -79,6 +82,18 @@ def test_measured_ratios_beside_predictions_are_those_of_the_record(
     assert len(cells) == 3
     for ratio, *ends in cells:
         assert tuple(ends) in record[text.ratio(float(ratio))]
+
+
+def test_speedups_in_json_are_those_of_the_record(record: dict[str, set[tuple[str, str]]]) -> None:
+    """Of the first screen, and of the measurements that an advice compares itself with."""
+    runs = ROOT / "results" / "published" / "h200"
+    advised = answer(parse(["model=llama3_8b", "gpu=h200", "seq=8192", "batch=2", f"runs={runs}"]))
+    checks = AdviceView(advised).data()["checks"]
+    told = [check["measured"] for check in checks if check["what"] != "product"]  # of which it is ms
+    gpus = [machine for machine in load([runs], ROOT).machines if machine.is_gpu]
+    told += [FirstScreen.of(machine).data()["speedup"] for machine in gpus]
+    assert len(told) > 3
+    assert [value for value in told if text.ratio(value) not in record] == []
 
 
 @pytest.mark.parametrize("planted", ["1.44x", "1.42x (1.40 to 1.43"])
