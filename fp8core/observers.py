@@ -54,7 +54,7 @@ class Gathered(NamedTuple):
 
     Attributes:
         part: this rank's tokens in high precision [m, K].
-        cast, dim, memory, role: as `fp8core.inputs.operands.cast_one` took them.
+        cast, dim, memory, role: as `fp8core.inputs.operands.cast_operand` took them.
         local: codes of the part.
         whole: codes of all tokens [..., K], this rank's along `placement`.
         like: the DTensor that was gathered.

@@ -14,7 +14,7 @@ sweep can tell which of the two is faster. On a CPU "always" runs the operators'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.torch_version import TorchVersion
@@ -31,7 +31,7 @@ from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     from fp8core.history import Amaxes
-    from fp8core.recipe import Cast, Granularity, Kernels, Recipe
+    from fp8core.recipe import Cast, Kernels, Recipe
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -96,7 +96,17 @@ def cast_operand(
     kernels: Kernels = "auto",
     amax: torch.Tensor | None = None,
 ) -> Operand | torch.Tensor:
-    """Cast one operand into lines along the dimension that its GEMM contracts. Arguments as of `cast_one`.
+    """Cast one operand into lines along the dimension that its GEMM contracts.
+
+    Args:
+        x: a matrix in high precision, or a Float8Tensor, whose codes are taken as they are.
+        cast: None leaves x in high precision.
+        dim: the dimension that the GEMM contracts.
+        memory: the layer's amaxes, for delayed and static casts.
+        role: which of `fp8core.history.ROLES` x is.
+        kernels: of the recipe.
+        amax: of x, float32, 0-dimensional, if whoever made x has it, or of all that shares x's scale where x is a part
+            of it: what a tensorwise cast goes by.
 
     Returns:
         `Operand`: codes [M, K] for dim 1 and [K, M] for dim 0, scales in the same orientation; a plain pair, since a
@@ -148,48 +158,18 @@ def cast_operand_pair(
     )
 
 
-def cast_one(
-    x: torch.Tensor,
-    cast: Cast | None,
-    dim: int,
-    memory: Amaxes | None = None,
-    role: str = "input",
-    *,
-    kernels: Kernels = "auto",
-    amax: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """One operand as its GEMM wants it.
-
-    Args:
-        x: a matrix in high precision, or a Float8Tensor, which is returned as it is.
-        cast: None leaves x in high precision.
-        dim: the dimension that the GEMM contracts.
-        memory: the layer's amaxes, for delayed and static casts.
-        role: which of `fp8core.history.ROLES` x is.
-        kernels: of the recipe.
-        amax: of x, float32, 0-dimensional, if whoever made x has it, or of all that shares x's scale where x is a part
-            of it: what a tensorwise cast goes by.
+def cast_one(x: torch.Tensor, cast: Cast | None, dim: int, *given: Any, **how: Any) -> torch.Tensor:
+    """One operand as its GEMM wants it; arguments as of `cast_operand`.
 
     Returns:
-        Float8Tensor of x's shape, or x. Codes made by kernels lie contiguous along `dim`.
+        Float8Tensor of x's shape, or x where it is one already or stays. Codes made by kernels lie contiguous along `dim`.
     """
     if cast is None or isinstance(x, Float8Tensor):
         return x
-    lines = cast_operand(x, cast, dim, memory, role, kernels=kernels, amax=amax)
-    assert isinstance(lines, Operand)
-    return _wrapped(lines if dim == 1 else transposed(lines), x.dtype, cast.granularity)
+    return _wrapped(x, cast, cast_operand(x, cast, dim, *given, **how), dim == 0)
 
 
-def cast_both(
-    x: torch.Tensor,
-    along_1: Cast | None,
-    along_0: Cast | None,
-    memory: Amaxes | None = None,
-    role: str = "input",
-    *,
-    kernels: Kernels = "auto",
-    amax: torch.Tensor | None = None,
-) -> Pair:
+def cast_both(x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, *given: Any, **how: Any) -> Pair:
     """A matrix as operand of two GEMMs, of which one contracts dimension 1 and the other dimension 0.
 
     Returns:
@@ -197,19 +177,9 @@ def cast_both(
     """
     if isinstance(x, Float8Tensor):
         return x, x
-    lines, lines_0 = cast_operand_pair(
-        x, along_1, along_0, memory, role, kernels=kernels, amax=amax, once=True
-    )
-    first = second = x
-    if along_1 is not None:
-        assert isinstance(lines, Operand)
-        first = _wrapped(lines, x.dtype, along_1.granularity)
-    if lines_0 is lines:
-        return first, first
-    if along_0 is not None:
-        assert isinstance(lines_0, Operand)
-        second = _wrapped(transposed(lines_0), x.dtype, along_0.granularity)
-    return first, second
+    lines, lines_0 = cast_operand_pair(x, along_1, along_0, *given, once=True, **how)
+    first = _wrapped(x, along_1, lines, False)
+    return first, first if lines_0 is lines else _wrapped(x, along_0, lines_0, True)
 
 
 def fused_for_both(x: torch.Tensor, first: Cast | None, second: Cast | None, kernels: Kernels) -> bool:
@@ -224,10 +194,14 @@ def find_amax(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     return plain_amax(x) if why_unfused(x, kernels) is not None else ops.amax(x)
 
 
-def _wrapped(operand: Operand, hp_dtype: torch.dtype, granularity: Granularity) -> Float8Tensor:
-    """Codes as the cast made them; a compiler traces the constructor alone."""
+def _wrapped(x: torch.Tensor, cast: Cast | None, lines: Lines, turned: bool) -> torch.Tensor:
+    """Codes of x as the cast made them, or x where there is none; a compiler traces the constructor alone."""
+    if cast is None:
+        return x
+    assert isinstance(lines, Operand)
+    codes, scale_inv = transposed(lines) if turned else lines
     make = Float8Tensor if torch.compiler.is_compiling() else Float8Tensor.of_cast
-    return make(operand.qdata, operand.scale_inv, hp_dtype, granularity)
+    return make(codes, scale_inv, x.dtype, cast.granularity)
 
 
 def _plain(

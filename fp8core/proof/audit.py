@@ -238,7 +238,7 @@ def audit(
     experts = audit_experts(model)
     idle = None if optimizer is None else _not_trained(model, optimizer)
     if count is None:
-        return Audit(layers, experts, audit_weights(model), not_trained=idle)
+        return Audit(layers, experts, tuple(audit_weights(model)), not_trained=idle)
     ran: dict[str, list[Matmul]] = {}
     for row in count.of_model:
         ran.setdefault(row.owner, []).append(row)

@@ -135,7 +135,10 @@ def products(
         sizes = (made.shape[0], K, made.shape[1]) if made.dim() == 2 else None
         return (Product(PRODUCT, 2.0 * made.numel() * K, sizes=sizes),)
     if packet in _GROUPED:
-        return (Product(PRODUCT, _grouped_flops(args, kwargs, _GROUPED[packet])),)
+        a, b = args[:2]
+        flops, rows = 2.0 * a.shape[-2] * a.shape[-1] * b.shape[-1], grouped_rows(func, args, kwargs)
+        # Rows that no group has are not multiplied, so they don't count; rows of zeros within a group do here
+        return (Product(PRODUCT, flops * a.shape[0] if rows is None else flops / max(_cut(a, b), 1) * rows),)
     special = _SPECIAL.get(packet)
     if special is not None:
         return (Product(PRODUCT, 2.0 * special(*args)),)
@@ -203,23 +206,12 @@ def grouped_rows(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> in
     place = _GROUPED.get(getattr(func, "overloadpacket", None))
     if place is None or args[0].dim() == args[1].dim() == 3:
         return None
-    offsets = args[place] if len(args) > place else kwargs.get("offs")
-    a, b = args[:2]
-    return _rows(offsets, b.shape[1] if a.dim() == 3 else a.shape[0 if b.dim() == 3 else 1])
+    return _rows(args[place] if len(args) > place else kwargs.get("offs"), _cut(*args[:2]))
 
 
-def _grouped_flops(args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> float:
-    """Rows that no group has are not multiplied, so they don't count; rows of zeros within a group do here."""
-    a, b = args[:2]
-    offsets = args[place] if len(args) > place else kwargs.get("offs")
-    K, N = a.shape[-1], b.shape[-1]
-    if a.dim() == b.dim() == 3:
-        return 2.0 * a.numel() * N
-    if a.dim() == 3:
-        return 2.0 * a.shape[1] * K * _rows(offsets, N)
-    if b.dim() == 3:
-        return 2.0 * _rows(offsets, a.shape[0]) * K * N
-    return 2.0 * a.shape[0] * _rows(offsets, K) * N
+def _cut(a: Tensor, b: Tensor) -> int:
+    """The size that groups are cut from."""
+    return b.shape[1] if a.dim() == 3 else a.shape[0 if b.dim() == 3 else 1]
 
 
 def _rows(offsets: Any, at_most: int) -> int:

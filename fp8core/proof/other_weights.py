@@ -60,18 +60,14 @@ class WeightAudit:
         return self.reason
 
 
-def audit_weights(model: nn.Module, seen: Collection[str] | None = None) -> tuple[WeightAudit, ...]:
+def audit_weights(model: nn.Module, seen_in_step: Collection[str] | None = None) -> Iterator[WeightAudit]:
     """Each such parameter of a model, shared ones once; nn.Linear layers and experts with a `GroupedMatmul` have rows of their own.
 
     Args:
         model: any module.
-        seen: names of the parameters that a step multiplied, None if none was run. Of classes that are not known here only
+        seen_in_step: names of the parameters that a step multiplied, None if none was run. Of classes that are not known here only
             these have GEMMs; the others may be added or looked up, as a positional embedding is, and a step drops them.
     """
-    return tuple(_rows(model, seen))
-
-
-def _rows(model: nn.Module, seen_in_step: Collection[str] | None) -> Iterator[WeightAudit]:
     linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     named = ((name_in_layer(n), p) for n, p in model.named_parameters(remove_duplicate=False))
     in_step = {id(p): n for n, p in named if n in (seen_in_step or ())}  # by the name that the step used

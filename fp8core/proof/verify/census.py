@@ -152,9 +152,6 @@ def _rows(layer: LayerProof, products: list[Matmul]) -> Iterator[CensusRow]:
             yield CensusRow(layer.fqn, name, role, asked[role], dtype, granularity, *sure, sums, backend)
         # A backward product in high precision is one of those that received no codes
         dtypes = high[name == "output"] if name == "output" or not of_backward or name in of_backward else []
-        for dtype in dtypes:
+        for dtype in dtypes or [none] * (not received):
             for role in roles:
                 yield CensusRow(layer.fqn, name, role, asked[role], dtype)
-        if not (received or dtypes):
-            for role in roles:
-                yield CensusRow(layer.fqn, name, role, asked[role], none)

@@ -15,7 +15,7 @@ from torch import nn
 from fp8core.experts.moe import GroupedMatmul
 from fp8core.history import ROLES, mark_ready
 from fp8core.linear import Float8Linear
-from fp8core.proof.cast_stats import READS
+from fp8core.proof.cast_stats import reads_of
 from fp8core.proof.verify import calls
 from fp8core.proof.verify.state import restored_randomness
 from fp8core.scaling import HP_DTYPES
@@ -86,16 +86,11 @@ def _of_layer(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> list[
         assert memory is not None
         memory.advance()
         mark_ready(memory)
-        held = {
-            role
-            for name, reads in READS.items()
-            for (role, _), cast in zip(reads, (recipe.gemms[name].a, recipe.gemms[name].b), strict=True)
-            if cast is not None and cast.scaling != "dynamic"
-        }
         sizes = size, 2.0**-4, size * 2.0**-10
         for role, largest in zip(ROLES, sizes, strict=True):
             amax = float(memory.in_use[ROLES.index(role)]) if role in memory.ready else 0.0
-            if role in held and amax != LARGEST * largest:
+            held = any(cast is not None and cast.scaling != "dynamic" for _, cast in reads_of(recipe, role))
+            if held and amax != LARGEST * largest:
                 faults.append(
                     f"amax of {role} in use is {amax:g} where the largest element seen was {LARGEST * largest:g}"
                 )
