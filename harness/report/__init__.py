@@ -17,8 +17,6 @@ from harness.store.words import key, options_of, word
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.report.section import Section
-
 
 @dataclass(frozen=True, slots=True)
 class ReportPaths:
@@ -64,7 +62,6 @@ def write_report(
     static: bool = False,
     focus: Literal["", "mfu"] = "",
     figures: bool = False,
-    others: Sequence[Section] = (),
 ) -> ReportPaths:
     """Writes the report of some runs: a pure function of what is stored.
 
@@ -74,7 +71,6 @@ def write_report(
         static: leave out the JavaScript.
         focus: "mfu" puts MFU first, or the reason why there is none.
         figures: write each figure into `<name>_figures/` too, where the markdown twin shows it from.
-        others: sections about what others measured, before what was measured here.
 
     Raises:
         UsageError: a path is missing or is no run, there is no row to show, or out_path can't be written.
@@ -90,7 +86,7 @@ def write_report(
     gc.disable()  # a report lets go of nothing before its end: looking for garbage takes a tenth of its time
     try:
         material = load(run_dirs, out_path.parent)
-        page = render(material, static, focus, beside.name if figures else "", others)
+        page = render(material, static, focus, beside.name if figures else "")
     finally:
         if collected:
             gc.enable()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 NO_WORDS = Markup()
+MFU = "Model FLOPs utilization (MFU), bf16 and FP8"
 CPU_NOTICE = (
     "Measured on a CPU. These runs validate numerics, bytes moved and the harness itself. "
     "CPU timings are no evidence about a GPU's speed."
@@ -54,9 +55,7 @@ class Page:
     figures: dict[str, str]
 
 
-def render(
-    material: Material, static: bool, focus: str = "", figures: str = "", others: Sequence[Section] = ()
-) -> Page:
+def render(material: Material, static: bool, focus: str = "", figures: str = "") -> Page:
     """The report; the same input gives the same bytes.
 
     Args:
@@ -64,30 +63,30 @@ def render(
         static: leave out the JavaScript; tables then neither sort nor filter.
         focus: "mfu" puts MFU first, or the reason why there is none.
         figures: folder from which the markdown twin shows the figures; "": it shows none.
-        others: sections about what others measured.
     """
     machines = material.machines
     views = [_view(machine, focus) for machine in machines]
     notices = [f"Run {run.run_id} {run.state_note}." for run in material.runs if run.state_note]
-    title, last = machines[0].subject if len(views) == 1 else f"{len(views)} machines", [*shared(material)]
+    controls = " and ".join(sorted(set().union(*(m.controls for m in machines))))
+    kicker, last = f"FP8 against {controls}", [*shared(material)]
+    title = machines[0].subject if len(views) == 1 else text.some([m.name for m in machines], 3, ", ")
     if focus == "mfu":
         from harness.report import steps
 
         missing = steps.why_none(material)
-        title = "No MFU was measured in these runs" if missing else title
+        kicker, title = title, "No MFU was measured in these runs" if missing else MFU
         notices = [note for note in (missing, *notices) if note]
         last.append(Section("definitions", "What the columns mean", facts=steps.definitions()))
-    every = (*others, *(s for view in views for s in view["sections"]))
+    every = [s for view in views for s in view["sections"]]
     charts = [view["picture"] for view in views if view["picture"]] + [c for s in every for c in s.charts]
-    controls = " and ".join(sorted(set().union(*(m.controls for m in machines))))
     days = sorted({day for m in machines for day in m.days})
     common = {
-        "kicker": "Model FLOPs utilization, bf16 and FP8" if focus == "mfu" else f"FP8 against {controls}",
+        "kicker": kicker,
         "title": title,
         "subtitle": views[0]["conditions"] if len(views) == 1 else dates(days),
         "machines": views,
         "notices": [*notices, *material.problems],
-        "first": others,
+        "first": (),
         "last": [*last, _runs(material)],
         "figures": figures,
     }

@@ -142,9 +142,15 @@ def peers(machine: Machine) -> Table:
             "arm": arm, "found": str(found.found).replace("_", " "),
             "ours": figure(ours.value, ours.unit) if ours else text.NONE, "at": in_words(ours.shape, ours.cut) if ours else "",
             "authors": figure(theirs), "authors at": in_words(theirs.shape), "mode": theirs.mode, "device": theirs.device,
-            "conditions": "; ".join(filter(None, (theirs.base, theirs.remark))), "source": theirs.source,
+            "conditions": "; ".join(filter(None, (theirs.base, theirs.remark))), "source": _linked(theirs.source),
         })  # fmt: skip
     return make_table(f"peers-{machine.env_id}", columns("peers"), records, sortable=False)
+
+
+def _linked(source: str) -> Cell:
+    """An address as a link; whatever else a record names is text."""
+    shown = source.removeprefix("https://")
+    return Cell(shown, href=source if shown != source else "")
 
 
 def trials(machine: Machine) -> Table:

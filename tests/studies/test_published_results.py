@@ -85,7 +85,7 @@ def test_measured_ratios_beside_predictions_are_those_of_the_record(
 
 
 def test_speedups_in_json_are_those_of_the_record(record: dict[str, set[tuple[str, str]]]) -> None:
-    """Of the first screen, and of the measurements that an advice compares itself with."""
+    """The first screen, and the measurements that an advice compares itself with."""
     runs = ROOT / "results" / "published" / "h200"
     advised = answer(parse(["model=llama3_8b", "gpu=h200", "seq=8192", "batch=2", f"runs={runs}"]))
     checks = AdviceView(advised).data()["checks"]

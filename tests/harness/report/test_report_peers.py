@@ -36,8 +36,9 @@ def test_the_table_of_peers_has_shape_device_and_source_of_the_authors_figure(h2
     assert all(isinstance(column.title, str) for column in tables.peers(h200).columns)
     (row,) = (row for row in tables.peers(h200).rows if row[0].text == ARM)
     told = " ".join(cell.text for cell in row)
-    for part in ("0.859x", "16,384 tokens, 4 of 32", "1.06x to 1.10x", "4,096 tokens", "8 H100", "https://"):
+    for part in ("0.859x", "16,384 tokens, 4 of 32", "1.06x to 1.10x", "4,096 tokens", "8 H100"):
         assert part in told
+    assert row[-1].href == f"https://{row[-1].text}"
 
 
 def test_an_arm_of_another_mode_than_its_authors_says_that_theirs_was_not_measured(h200) -> None:
