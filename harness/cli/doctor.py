@@ -425,7 +425,7 @@ def _peer(peer: Peer, device: str) -> str:
         if absent is not None:
             raise Unavailable(absent)
         if peer.linear:  # which imports the peer
-            peer.linear(torch.nn.Linear(16, 16, device=device), peer.recipes[0])
+            peer.linear(torch.nn.Linear(16, 16, bias=False, device=device), peer.recipes[0])
         lacking = [why for recipe in peer.recipes if (why := peer.unfit(recipe, device))]
         if lacking and len(lacking) == len(peer.recipes) and not peer.cast:
             raise Unavailable("; ".join(lacking))

@@ -202,6 +202,12 @@ def test_a_peer_none_of_whose_recipes_runs_here_is_missing() -> None:
     assert all("too old" in each.detail for each in found)
 
 
+def test_a_peer_is_asked_for_a_layer_as_sweeps_ask_it() -> None:
+    """Without a bias, which nanochat's layer does not take."""
+    found = doctor._outcome("peer", "p", partial(doctor._peer, doctor.PEERS["nanochat_style"], "cpu"))
+    assert (found.code, found.works) == ("", True)
+
+
 def test_a_granularity_that_is_refused_is_named_beside_one_that_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
