@@ -1,4 +1,4 @@
-"""Benchmark files: JSON of pytest-benchmark, asv and nvbench as rows of the store, and several files of one side as its rounds.
+"""Benchmark files: JSON of pytest-benchmark as rows of the store, and several files of one side as its rounds.
 
 A test runs in one process, and what one process measures is no independent evidence of the next: a file is one round,
 whether it is named to the gate beside others or imported.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.gate import other_files
 from harness.gate.figures import SUITE
 from harness.gate.sides import load_side
 from harness.machine.environment import env_id
@@ -38,14 +37,12 @@ MILLISECONDS = {
     "us": 1e-3,
     "ns": 1e-6,
 }  # of the units of time that a file may state
-# Files of others by the keys that theirs have: nvbench's JSON, asv's results; google-benchmark 1.9, pyperf 2, hyperfine 1
-_READ = {
-    other_files.nvbench: {"devices", "benchmarks"},
-    other_files.asv: {"commit_hash", "env_name", "results"},
-}
+# Files of others by the keys that theirs have: google-benchmark 1.9, pyperf 2, hyperfine 1, nvbench's JSON, asv's results
 _OTHERS = {
     "google-benchmark": {"context", "benchmarks"},
     "pyperf": {"benchmarks", "metadata", "version"},
+    "nvbench": {"benchmarks", "devices"},
+    "asv": {"commit_hash", "results"},
     "hyperfine": {"results"},
 }
 ARM = "test"
@@ -56,7 +53,7 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
     """One side of the gate from files of as many processes, each a run of its own as if it were imported, and so a round.
 
     Raises:
-        UsageError: a file can't be read or is of a program that is not read, or one is named twice.
+        UsageError: a file can't be read or is of another program, or one is named twice.
         GateError: the files are of several machines (exit 3).
     """
     seen: dict[str, Path] = {}
@@ -83,7 +80,7 @@ def write_run(
     Raises:
         UsageError: see `row_of`; nothing was written.
     """
-    rows = [row_of(test, path, document.get("maker", SUITE)) for test in document["benchmarks"]]
+    rows = [row_of(test, path) for test in document["benchmarks"]]
     try:  # when the tests ran, as the file says it in its own zone
         made_at = datetime.fromisoformat(str(document.get("datetime"))).isoformat(timespec="milliseconds")
     except ValueError:
@@ -102,28 +99,20 @@ def write_run(
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A file's content, in the form of pytest-benchmark; `maker` names another program that wrote it.
+    """A file's content.
 
     Raises:
-        UsageError: it can't be read, is of a program that is not read, holds no test, or holds a value of another type.
+        UsageError: it can't be read, is of another program, holds no test, or holds a value of another type.
     """
     try:
         document = from_json(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-    if isinstance(document, dict):
-        document.pop("maker", None)
-        for read, keys in _READ.items():
-            if keys <= document.keys():
-                try:
-                    document = read(document, path)
-                except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-                    raise UsageError(f"{path} is not as {read.__name__} writes it: {error!r:.100}") from error
     said = f"{path} is no pytest-benchmark file"
     for maker, keys in _OTHERS.items():
         if isinstance(document, dict) and keys <= document.keys():
             raise UsageError(
-                f"{said} but one of {maker}, which is not read here; gate --command times the program itself"
+                f"{said} but one of {maker}, which is not read here; write its figures in that form, or gate --command times the program itself"
             )
     if not isinstance(document, dict) or not isinstance(document.get("benchmarks"), list):
         raise UsageError(f"{said} (no list `benchmarks`); write one with pytest --benchmark-json=FILE")
@@ -142,7 +131,7 @@ def _require(value: Any, kind: type, what: str, path: Path) -> Any:
     return value
 
 
-def row_of(test: Any, path: Path, maker: str = SUITE) -> Measurement:
+def row_of(test: Any, path: Path) -> Measurement:
     """One test's figures, a single round, as times in ms: those of which higher is better as time a unit, and others as if seconds.
 
     `unit` and `higher_is_better` may stand in the entry or in its extra_info; without them a figure is in seconds.
@@ -186,7 +175,7 @@ def row_of(test: Any, path: Path, maker: str = SUITE) -> Measurement:
         status="ok",
         regime="isolated",
         resolved={
-            "timed": f"one call, by {maker}",
+            "timed": f"one call, by {SUITE}",
             "iterations": stats.get("iterations"),
             **(said if about else {}),
             **({"extra_info": extra} if extra else {}),
@@ -194,7 +183,7 @@ def row_of(test: Any, path: Path, maker: str = SUITE) -> Measurement:
         samples=tuple(data),
         rounds=(0,) * len(data),
         timing={
-            "method": maker,
+            "method": SUITE,
             "raw": bool(stats.get("data")),
             "iterations": stats.get("iterations"),
         },

@@ -22,7 +22,7 @@ import numpy as np
 from harness.gate.options import Exit, GateError, Loud
 from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
-from harness.gate.unit import RATIO, Key, Pair, State, Unit
+from harness.gate.unit import EMPTY, RATIO, Key, Pair, State, Unit
 from harness.store.case import controls
 from harness.store.errors import REFUTED, RETRYABLE
 from harness.store.measurement import METRICS
@@ -47,7 +47,6 @@ CONDITIONS = {
     "contended": "beside another process on the device",
     "throttled": "while the device was throttled",
 }
-EMPTY: Pair = ([], [])
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     if left and releases[0] != releases[1]:
         notes.append(
             Loud(
-                f"NOT JUDGED: {OPERATORS} of {len(left)} units ({_arms(left)}), {left[0].why}; measure the baseline "
+                f"NOT JUDGED: {OPERATORS} of {len(left)} units ({_arms(left)}), {left[0].reason}; measure the baseline "
                 f"{baseline.commit} anew: python -m harness gate --measure --machine-free (in this repository: make gate "
                 "ARGS=update)"
             )
@@ -167,12 +166,12 @@ def _units(
         unit.set_aside(*_lost(there))
         if elsewhere and there is not None and there.status == "skipped":
             # Another machine may lack a compiler or a kernel, whatever the code.
-            unit.set_aside(State.OPEN, f"{unit.why}; the baseline's machine is another")
+            unit.set_aside(State.OPEN, f"{unit.reason}; the baseline's machine is another")
     if unjudged := [unit for unit in broken.values() if unit]:
         notes.append(
             Loud(
                 f"NOT JUDGED: {len(unjudged)} arms failed on both sides, are gone, or were cut off in the baseline ({_arms(unjudged)}); "
-                f"the first {unjudged[0].why[:REASON]}"
+                f"the first {unjudged[0].reason[:REASON]}"
             )
         )
     if mended:
@@ -309,12 +308,6 @@ def _excluded(sides: Pair, policy: Policy) -> str:
 
 def _struck(sides: Pair, name: str) -> list[bool]:
     return [any(parse(row.timing).get(name) for row in rows) for rows in sides]
-
-
-def clocks_of(row: Any) -> Vector:
-    """The SM clock of each sample; empty where the row, as that of a CPU, has none."""
-    clocks = np.asarray([] if row.sample_clock_mhz is None else row.sample_clock_mhz, dtype=np.float64)
-    return clocks if clocks.size == len(row.samples) == len(row.rounds) else np.empty(0)
 
 
 def _check_times(unit: Unit, *stages: Pair) -> None:

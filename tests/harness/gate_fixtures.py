@@ -130,7 +130,7 @@ def run(tmp: Path, before: Rows, after: Rows, *, policy: Policy = POLICY, **opti
 
 
 def verdict(judgement: Judgement) -> str:
-    (finding,) = [f for f in judgement.findings if f.unit.rule.rule == "timed"]
+    (finding,) = [f for f in judgement.findings if f.rule.rule == "timed"]
     return str(finding.verdict)
 
 

@@ -31,9 +31,9 @@ def test_a_sample_that_is_no_time_counts_against_its_own_side(
     found = run(
         tmp_path, *(stages if stage == "first" else (sound, sound)), machine_free=machine_free, **more
     )
-    (finding,) = [f for f in found.findings if f.unit.key.arm == "other"]
+    (finding,) = [f for f in found.findings if f.key.arm == "other"]
     assert (str(finding.verdict), finding.cause) == (verdict, None)
-    assert finding.unit.state is (State.NO_TIME if sides == "b" else State.OPEN)
+    assert finding.state is (State.NO_TIME if sides == "b" else State.OPEN)
     assert f"sample of round {round_} is {bad:g} ms" in finding.reason
     assert ("measure it again" in finding.reason) == ("a" in sides)
     assert found.code is (Exit.REGRESSED if sides == "b" else Exit.OK if machine_free else Exit.INCONCLUSIVE)

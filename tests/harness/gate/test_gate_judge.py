@@ -93,9 +93,9 @@ def test_numerics_are_exact_and_speak_first(tmp_path: Path) -> None:
     after = [time_row(1, times(1.2)), value_row(1, "sqnr_db", 22.5), control_row(times(1.2))]
     judgement = run(tmp_path, before, after)
     assert judgement.code is Exit.NUMERICS
-    finding = next(f for f in judgement.findings if f.unit.key.metric == "sqnr_db")
+    finding = next(f for f in judgement.findings if f.key.metric == "sqnr_db")
     assert "28.5 -> 22.5 dB" in finding.reason
-    cause = next(f for f in judgement.findings if f.unit.key.metric == "time_ms").cause
+    cause = next(f for f in judgement.findings if f.key.metric == "time_ms").cause
     assert cause is not None
     assert cause.name == "control"
 
@@ -119,7 +119,7 @@ def test_numerics_are_exact_and_speak_first(tmp_path: Path) -> None:
 def test_exact_rules(tmp_path: Path, metric: str, before: float, after: float, expected: str) -> None:
     frozen = time_row(1, Times()())
     rows = [[frozen, value_row(1, metric, before)], [frozen, value_row(1, metric, after)]]
-    found = {f.unit.key.metric: str(f.verdict) for f in run(tmp_path, *rows).findings}
+    found = {f.key.metric: str(f.verdict) for f in run(tmp_path, *rows).findings}
     assert found[metric] == expected
 
 
@@ -163,9 +163,9 @@ def test_a_slowdown_in_too_few_rounds_is_never_ok(tmp_path: Path, rounds: int) -
     before, after = units(10.0, spread=0.001, rounds=rounds)
     found = run(tmp_path / "1", before, after)
     assert render.headline(found).startswith("COULD NOT JUDGE 1 of 10, 1 of them looks slower: gemm ")
-    assert [f.unit.key.case_id for f in found.suspects] == [case(4).case_id]
+    assert [f.key.case_id for f in found.suspects] == [case(4).case_id]
     assert found.suspects[0].change == pytest.approx(10, rel=0.02)
-    match = Match(case=found.suspects[0].unit.case)
+    match = Match(case=found.suspects[0].case)
     for name, policy, code in (
         ("default", {}, 6),
         ("warn", {"on_inconclusive": "warn"}, 6),  # a policy may put up with what is open, not with this

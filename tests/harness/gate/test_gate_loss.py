@@ -12,7 +12,7 @@ from gate_fixtures import Rows, run
 
 from harness.gate.options import Exit
 from harness.gate.policy import load_policy
-from harness.gate.unit import Finding, Judgement
+from harness.gate.unit import Judgement, Unit
 from harness.judge.verdict import Run
 from harness.store.measurement import Measurement
 
@@ -35,8 +35,8 @@ def judged(
     return run(tmp, before, after, policy=by, machine_free=machine_free)
 
 
-def of(judgement: Judgement, arm: str = "tensorwise") -> Finding:
-    (finding,) = [f for f in judgement.findings if f.unit.key.arm == arm]
+def of(judgement: Judgement, arm: str = "tensorwise") -> Unit:
+    (finding,) = [f for f in judgement.findings if f.key.arm == arm]
     return finding
 
 
@@ -62,9 +62,9 @@ def test_runs_that_are_lost_are_no_pass(tmp_path: Path, kept: Sequence[int], sai
         lost = {"status": "failed", "samples": (), "rounds": (), "reason": "RuntimeError: out of memory"}
         after += [replace(r, **lost) for r in rows_of_runs("tensorwise", GOOD) if r.metric == "loss"]
     judgement = judged(tmp_path, trained(GOOD), after)
-    lost, *others = [f for f in judgement.findings if f.unit.trouble]
+    lost, *others = [f for f in judgement.findings if f.trouble]
     assert len(others) == 4 - len(kept)
-    assert (lost.unit.key.arm, str(lost.verdict), judgement.code) == (
+    assert (lost.key.arm, str(lost.verdict), judgement.code) == (
         "tensorwise",
         "REGRESSED",
         Exit.REGRESSED,

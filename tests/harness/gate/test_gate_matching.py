@@ -42,7 +42,7 @@ def test_an_arm_that_no_longer_runs_is_no_pass(
     else:
         found = run(tmp_path, *ten(1.1), confirm=([time_row(1, Times(seed=1)())], [lost]))
         assert found.counted["REGRESSED"] == 1
-    finding = next(f for f in found.findings if f.unit.key.case_id == case(1).case_id)
+    finding = next(f for f in found.findings if f.key.case_id == case(1).case_id)
     assert (str(finding.verdict), found.code) == ("REGRESSED", code)
     assert lost.reason in finding.reason
 
@@ -115,9 +115,9 @@ def test_arms_that_fail_on_both_sides_are_no_pass(tmp_path: Path, broken: int, m
     bad = [failed_row(n, f"AttributeError: no prime, {n}") for n in range(broken)]
     found = run(tmp_path, [*good, *bad], [*good, *bad], machine_free=machine_free)
     assert found.code is (Exit.OK if broken <= 2 else Exit.INCONCLUSIVE)
-    failed = [f for f in found.findings if f.unit.state is State.FAILED_TWICE]
+    failed = [f for f in found.findings if f.state is State.FAILED_TWICE]
     assert {str(f.verdict) for f in failed} == {"INCONCLUSIVE"}
-    assert [f.unit.key.case_id for f in failed] == [case(n).case_id for n in range(broken)]
+    assert [f.key.case_id for f in failed] == [case(n).case_id for n in range(broken)]
     assert "no prime, 0" in failed[0].reason
     (note,) = [n for n in found.notes if n.startswith(f"NOT JUDGED: {broken} arms failed on both sides")]
     assert isinstance(note, Loud)
@@ -143,7 +143,7 @@ def test_what_a_row_states_about_itself_is_judged(
     other = time_row(1, times(), bytes_moved=bytes_moved, resolved=resolved)
     found = run(tmp_path, [one], [other])
     names = ("bytes_moved", "compile_graph_breaks", "operator_calls", "fp8_layers")
-    assert {f.unit.key.metric: str(f.verdict) for f in found.findings} == {
+    assert {f.key.metric: str(f.verdict) for f in found.findings} == {
         "time_ms": "OK", **dict(zip(names, verdicts, strict=True)),
     }  # fmt: skip
     assert int(found.code) == code
