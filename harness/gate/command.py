@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import psutil
 
-from harness.gate.benchmark_files import environment_of, read_document, row_of
+from harness.gate.benchmark_files import of_document, read_file
 from harness.gate.figures import SUITE, WHOLE
 from harness.gate.options import Exit, GateError
 from harness.gate.ran import RECORDER, Ran
@@ -39,6 +39,7 @@ from harness.machine.environment import env_id
 from harness.machine.processes import MARK, interruptible, marked
 from harness.store.case import Case
 from harness.store.errors import UsageError
+from harness.store.outside import parse
 from harness.store.text import some
 
 if TYPE_CHECKING:
@@ -209,8 +210,8 @@ class Run:
     """One run of the command on one side. `fault` is None where it worked."""
 
     fault: Fault | None
-    document: dict[str, Any]
-    out: Path
+    rows: Mapping[str, Measurement]  # by benchmark
+    env: Mapping[str, Any]
 
 
 class NothingElseError(Exception):
@@ -290,7 +291,7 @@ class Commanded(Instrument):
             OutOfTimeError: the time is over.
         """
         runs = self._checked(this.sides, this.left)
-        rows = {side: self._rows(run) for side, run in runs.items()}
+        rows = {side: run.rows for side, run in runs.items()}
         before, after = rows["baseline"], rows["candidate"]
         if not before.keys() & after.keys():
             only = "; ".join(f"only on the {side}: {some(list(rows[side]), 5)}" for side in rows)
@@ -303,7 +304,7 @@ class Commanded(Instrument):
                     f"the {side} does not write the same benchmarks each time, so rounds are no repetitions: "
                     f"{some(sorted(odd), 5)}",
                 )
-            env = {**environment_of(runs[side].document), **self.commits[side], "imported_from": None}
+            env = {**runs[side].env, **self.commits[side], "imported_from": None}
             collected = this.collected[side]
             collected.env, collected.env_id = env, env_id(env)
             collected.rows += [
@@ -360,14 +361,14 @@ class Commanded(Instrument):
             "node": platform.node(), "cpu": {"count": os.cpu_count()},
         }  # fmt: skip
         wall = {"fullname": WALL, "stats": {"data": [seconds]}}
-        document: dict[str, Any] = {"machine_info": machine, "benchmarks": [wall]}
+        found = of_document({"machine_info": machine, "benchmarks": [wall]}, output)
         if OUT in self.line:
             try:
-                document = read_document(out)
+                found = read_file(out)
             except UsageError as error:
                 what = str(error) if out.exists() else "it wrote no benchmark to {out}"
                 fault = fault or Fault(f"{what}; {last_line(output)}", ended=True)
-        return Run(fault, document, out)
+        return Run(fault, self._by_name(found.rows), found.env)
 
     @contextmanager
     def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
@@ -458,22 +459,21 @@ class Commanded(Instrument):
             why += "; name a base commit on which it works"
         raise SideError(side, why, "ended" if fault.ended else "broken", (self.step, line, "runs"))
 
-    def _rows(self, run: Run) -> dict[str, Measurement]:
+    def _by_name(self, rows: Sequence[Measurement]) -> dict[str, Measurement]:
         """Rows by benchmark; the name alone says which one it is."""
-        rows: dict[str, Measurement] = {}
-        for test in run.document["benchmarks"]:
-            measured = row_of(test, run.out)
-            name = str(test["fullname"])
-            if name in rows:
+        found: dict[str, Measurement] = {}
+        for row in rows:
+            name = str(parse(row.axes)["test"])
+            if name in found:
                 raise GateError(
                     Exit.USAGE, f"two benchmarks are named {name}; a name decides which ones are compared"
                 )
             case = Case.of(SUITE, {"test": name})
-            resolved = measured.resolved if OUT in self.line else {"timed": WHOLE, "unit": "s"}
-            rows[name] = replace(
-                measured, case_id=case.case_id, axes=case.axes_json, regime="", timing={}, resolved=resolved
+            resolved = row.resolved if OUT in self.line else {"timed": WHOLE, "unit": "s"}
+            found[name] = replace(
+                row, case_id=case.case_id, axes=case.axes_json, regime="", timing={}, resolved=resolved
             )
-        return rows
+        return found
 
 
 def commanded(options: Options, root: Path, sides: Mapping[str, Side], scratch: Path) -> Commanded:

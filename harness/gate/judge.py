@@ -20,7 +20,7 @@ import datetime
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")
-# A share of samples that waited for the host which grew by this much is no accident of one block.
-LATE_SHARE = 0.05
 
 
 def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
@@ -65,7 +63,6 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
         change: its mean log ratio, positive = slower.
         control: the control case's mean log ratio; NaN where there is none.
     """
-    before, after = unit.rows
     if change > 0 and control >= change / 2:
         return Cause("control", f"the control case is {_percent(control)} slower too")
     cycles = _cycles(unit, change)
@@ -83,8 +80,6 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
             return Cause("compile", f"{name} {was:g} -> {now:g}")
     if unit.key.metric == "launch_us":
         return Cause("host", f"launching kernels takes longer{counted}")
-    if (late := _late(after) - _late(before)) > LATE_SHARE:
-        return Cause("host", f"{late:.0%} more samples waited for the host{counted}")
     known = not any(map(math.isnan, counts[OPERATORS]))
     if not known and cycles is None:
         return None  # nothing was counted, so nothing speaks for the kernel
@@ -102,12 +97,6 @@ def _cycles(unit: Unit, change: float) -> float | None:
         return None
     before, after = map(float, map(np.median, clocks))
     return change + math.log(after / before)
-
-
-def _late(rows: Sequence[Any]) -> float:
-    """Share of samples that could not be queued before the device reached them."""
-    late = sum(float(parse(row.timing).get("late_samples") or 0) for row in rows)
-    return late / max(sum(len(row.samples) for row in rows), 1)
 
 
 def _percent(log_ratio: float) -> str:

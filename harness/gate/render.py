@@ -186,9 +186,9 @@ def comment(answer: Answer) -> str:
     return f"<!-- harness gate -->\n{head}\n{rest}"
 
 
-def junit(answer: Answer) -> str:
-    """JUnit XML: one test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped
-    as what is open.
+def _cases(answer: Answer) -> list[printer.JUnitCase]:
+    """One test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped as what is
+    open.
     """
     tests = []
     for f in answer.findings:
@@ -199,27 +199,28 @@ def junit(answer: Answer) -> str:
     failed = answer.code in (Exit.REGRESSED, Exit.NUMERICS)
     whole = "failure" if failed else "error" if answer.code else "system-out"
     said = ": ".join(filter(None, (answer.head, answer.text)))
-    tests.append(printer.JUnitCase("gate", "verdict", whole, said, answer.code.name))
-    return printer.junit("gate", tests)
+    return [*tests, printer.JUnitCase("gate", "verdict", whole, said, answer.code.name)]
+
+
+def junit(answer: Answer) -> str:
+    """JUnit XML."""
+    return printer.junit("gate", _cases(answer))
 
 
 def github_lines(answer: Answer) -> str:
-    """Workflow commands of GitHub: an error for what fails the gate, a warning for what is open, a line each."""
-    worst, lines = [f for f in answer.findings if f.counts], []
-    for f in worst[: MOST_ANNOTATIONS - 1]:
-        file = _FILE.findall(
-            f.case
-        )  # of a pytest-benchmark test; of other units no file is known to be at fault
-        about = f"{f.key.suite} {f.case}: {_name(f)}: {f.reason}"
-        lines.append(_command("error", f"Gate: {f.verdict}", about, *file[:1]))
-    if len(worst) >= MOST_ANNOTATIONS:
-        lines.append(_command("error", "Gate", f"{len(worst) - MOST_ANNOTATIONS + 1} more regressions"))
+    """Workflow commands of GitHub: an error for what fails the gate, a warning for a note that is not to be overlooked."""
+    *worst, whole = (case for case in _cases(answer) if case.outcome in ("failure", "error", "system-out"))
+    lines = []
+    for case in worst[: MOST_ANNOTATIONS - 1]:
+        file = _FILE.findall(case.group.partition(".")[2])  # of a test; of other units no file is known
+        lines.append(
+            _command("error", f"Gate: {case.kind}", f"{case.group}: {case.name}: {case.message}", *file[:1])
+        )
+    if more := len(worst) - len(lines):
+        lines.append(_command("error", "Gate", f"{more} more regressions"))
     elif answer.code and not worst:
-        how = f"exit {int(answer.code)}" if answer.judgement else answer.head
-        lines.append(_command("error", f"Gate: {how}", answer.text or answer.head))
+        lines.append(_command("error", f"Gate: exit {int(answer.code)}", whole.message))
     lines += [_command("warning", "Gate", note) for note in answer.loud]
-    if not answer.code and (j := answer.judgement) and j.undecided:
-        lines.append(_command("warning", "Gate", f"{len(j.undecided)} of {len(j.times)} times are undecided"))
     return "".join(f"{line}\n" for line in lines)
 
 

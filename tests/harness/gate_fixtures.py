@@ -50,13 +50,12 @@ def time_row(
     clocks: Sequence[float] = (),
     resolved: Mapping[str, object] | None = None,
     bytes_moved: float | None = None,
-    late: int = 0,
 ) -> Measurement:
     """One sample a round."""
     return row(
         case(n), arm, times, metric, baseline=baseline if arm != baseline else "", regime="isolated",
         resolved=resolved or {}, rounds=tuple(range(len(times))), sample_clock_mhz=tuple(clocks),
-        bytes_moved=bytes_moved, timing={"method": "cuda_events", "late_samples": late},
+        bytes_moved=bytes_moved, timing={"method": "cuda_events"},
     )  # fmt: skip
 
 

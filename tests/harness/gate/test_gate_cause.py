@@ -49,7 +49,6 @@ def facts(**resolved: Any) -> dict[str, Any]:
         ),
         (facts(recompiles=1), facts(recompiles=2), "compile", "recompiles 1 -> 2"),
         (facts(operator_calls=12), facts(operator_calls=15), "host", "operators called 12 -> 15"),
-        ({}, {"late": 4}, "host", "40%"),
         ({"metric": "compile_s"}, {"metric": "compile_s"}, "compile", "compile time +10.0%"),
         ({"metric": "launch_us"}, {"metric": "launch_us"}, "host", "launching kernels takes longer"),
         (

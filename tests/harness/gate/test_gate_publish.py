@@ -142,7 +142,7 @@ def test_the_command_writes_them_and_appends_to_the_step_summary(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     assert main([*sides(tmp_path), *outputs(tmp_path), "--annotations"]) == 4
     out = capsys.readouterr().out
-    assert out.startswith("::error title=Gate%3A REGRESSED::gemm 1x64x64: fp8 rel_err_max")
+    assert out.startswith("::error title=Gate%3A REGRESSED::gemm.1x64x64: fp8 rel_err_max")
     assert out.splitlines()[-1].startswith("NUMERICS FAIL (exit 4)")
     assert [s.get("failures") for s in ET.parse(tmp_path / "j.xml").iter("testsuite")] == ["2"]
     assert (tmp_path / "c.md").read_text().startswith(MARKER)
