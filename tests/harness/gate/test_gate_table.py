@@ -280,31 +280,43 @@ add(
 # Why it is slower
 
 AT = [1980.0] * 10
-for name, before, after, cause in (
-    ("fewer cycles a second", {"clocks": AT}, {"clocks": [1650.0] * 10}, "clock"),
-    ("more cycles", {"clocks": AT}, {"clocks": AT}, "kernel"),
-    ("a clock was not read throughout", {"clocks": AT}, {"clocks": [*AT[:9], 0.0]}, ""),
-    ("nothing was counted", {}, {}, ""),
-    ("more graphs", {"resolved": {"compile_graphs": 1}}, {"resolved": {"compile_graphs": 2}}, "compile"),
-    ("recompiled", {"resolved": {"recompiles": 1}}, {"resolved": {"recompiles": 2}}, "compile"),
-    ("more operators", {"resolved": {"operator_calls": 12}}, {"resolved": {"operator_calls": 15}}, "host"),
-    (
-        "as many operators",
-        {"resolved": {"operator_calls": 12}},
-        {"resolved": {"operator_calls": 12}},
-        "kernel",
-    ),
-    ("compile time", {"metric": "compile_s"}, {"metric": "compile_s"}, "compile"),
-    ("launching", {"metric": "launch_us"}, {"metric": "launch_us"}, "host"),
-):
+for name, before, after, cause, evidence in (
+    ("fewer cycles a second", {"clocks": AT}, {"clocks": [1650.0] * 10}, "clock", "time +20."),
+    ("more cycles", {"clocks": AT}, {"clocks": AT}, "kernel", "cycles +"),
+    ("a clock was not read throughout", {"clocks": AT}, {"clocks": [*AT[:9], 0.0]}, "", ""),
+    ("nothing was counted", {}, {}, "", ""),
+    ("more graphs", {"compile_graphs": 1}, {"compile_graphs": 2}, "compile", "compile_graphs 1 -> 2"),
+    ("more breaks", {"compile_graph_breaks": 1}, {"compile_graph_breaks": 2}, "compile", "compile_graph_breaks 1 -> 2"),
+    ("recompiled", {"recompiles": 1}, {"recompiles": 2}, "compile", "recompiles 1 -> 2"),
+    ("more operators", {"operator_calls": 12}, {"operator_calls": 15}, "host", "operators called 12 -> 15"),
+    ("as many operators", {"operator_calls": 12, "kernels": ["old"]}, {"operator_calls": 12, "kernels": ["new"]}, "kernel", "the same operators were called; other kernels ran"),
+    ("compile time", {"metric": "compile_s"}, {"metric": "compile_s"}, "compile", "compile time +20."),
+    ("launching", {"metric": "launch_us"}, {"metric": "launch_us"}, "host", "launching kernels takes longer"),
+):  # fmt: skip
+    draw, facts = Times(), before.keys() - {"clocks", "metric"}
+    row, other = (
+        {k: v for k, v in side.items() if k not in facts} | {"resolved": {k: side[k] for k in facts}}
+        for side in (before, after)
+    )
+    add(f"20 % slower: {name}", ([time_row(0, draw(), **row)], [time_row(0, draw(1.2), **other)]), 1, ", ".join([
+        f"{before.get('metric', 'time_ms')} REGRESSED +20% {cause}".strip(),
+        *(f"{fact} {'OK' if before[fact] == after[fact] else 'REGRESSED'}" for fact in facts - {"kernels"}),
+    ]), evidence)  # fmt: skip
+for moved, cause in (
+    (1.09, "control"),
+    (1.04, "compile"),
+):  # the machine goes before all, where it explains half
     draw = Times()
-    sides = [time_row(0, draw(), **before)], [time_row(0, draw(1.2), **after)]
-    metric = before.get("metric", "time_ms")
-    fact = [
-        f"{k} {'OK' if v == after['resolved'][k] else 'REGRESSED'}"
-        for k, v in before.get("resolved", {}).items()
+    sides = [
+        [time_row(0, draw(f), resolved={"recompiles": n}), control_row(draw(c))]
+        for f, n, c in ((1.0, 0, 1.0), (1.1, 9, moved))
     ]
-    add(f"20 % slower: {name}", sides, 1, ", ".join([f"{metric} REGRESSED +20% {cause}".strip(), *fact]))
+    add(
+        f"10 % slower, the control by {moved}",
+        sides,
+        1,
+        f"time_ms INCONCLUSIVE {cause}, recompiles REGRESSED",
+    )
 
 # The conditions of a measurement
 
@@ -456,5 +468,6 @@ def test_what_two_sides_of_rows_come_to(name: str, tmp_path: Path) -> None:
         row.code, counted(row.found),
     )  # fmt: skip
     texts = [render.headline(found), *found.notes, *(unit.reason for unit in found.findings)]
+    texts += [unit.cause.evidence for unit in found.findings if unit.cause]
     assert any(row.said in text for text in texts), texts
     assert sum(isinstance(note, Loud) for note in found.notes) == row.loud
