@@ -360,15 +360,18 @@ class Commanded(Instrument):
             "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
             "node": platform.node(), "cpu": {"count": os.cpu_count()},
         }  # fmt: skip
-        wall = {"fullname": WALL, "stats": {"data": [seconds]}}
-        found = of_document({"machine_info": machine, "benchmarks": [wall]}, output)
-        if OUT in self.line:
-            try:
-                found = read_file(out)
-            except UsageError as error:
-                what = str(error) if out.exists() else "it wrote no benchmark to {out}"
-                fault = fault or Fault(f"{what}; {last_line(output)}", ended=True)
-        return Run(fault, self._by_name(found.rows), found.env)
+        wall = {
+            "machine_info": machine,
+            "benchmarks": [{"fullname": WALL, "stats": {"data": [seconds]}}],
+        }
+        if fault:
+            return Run(fault, {}, {})
+        try:
+            found = read_file(out) if OUT in self.line else of_document(wall, output)
+        except UsageError as error:
+            what = str(error) if out.exists() else "it wrote no benchmark to {out}"
+            return Run(Fault(f"{what}; {last_line(output)}", ended=True), {}, {})
+        return Run(None, self._by_name(found.rows), found.env)
 
     @contextmanager
     def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
