@@ -247,16 +247,12 @@ def number(value: Any) -> float:
 
 def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
     """What the confirmation shows: an arm that no longer runs is lost, and of two numbers that are no times the worse stands."""
-    sound = [
-        {k: ok for k, rows in t.items() if (ok := [r for r in rows if r.status == "ok"])}
-        for t in (before, after)
-    ]
     arms = _by_arm(after)
     for unit in units:
         if unit.trouble or unit.is_open:
             continue
         key = unit.key
-        was, now = (table.get(key, []) for table in sound)
+        was, now = ([r for r in table.get(key, []) if r.status == "ok"] for table in (before, after))
         row = (after.get(key) or [_absent(arms[key.case_id, key.arm])])[0]
         if unit.rows[1] and row is not None and not now:
             unit.set_aside(*_lost(row, " in the confirmation"))

@@ -128,11 +128,6 @@ def run(tmp: Path, before: Rows, after: Rows, *, policy: Policy = POLICY, **opti
     return judge(*sides, policy, today=TODAY, **options)
 
 
-def verdict(judgement: Judgement) -> str:
-    (finding,) = [f for f in judgement.findings if f.rule.rule == "timed"]
-    return str(finding.verdict)
-
-
 def slowed(factor: float, *, spread: float = 0.005, seed: int = 0) -> tuple[Rows, Rows]:
     times = Times(spread, seed)
     return [time_row(1, times())], [time_row(1, times(factor))]
