@@ -1,7 +1,7 @@
 """What the gate finds: two sides of rows -> its exit code and a code of each unit. Oracle: what was put into the rows.
 
 A code is the metric and the verdict, then what holds of it: the change of what moved, `x20` rounds where they are not ten, what
-stands in the way (`State`), the cause, `suspect`, `held`; a number before it counts the units that have it.
+stands in the way (`State`), the cause, `flagged` of what is open, `suspect`, `held`; a number before it counts the units that have it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def code_of(unit: Unit, judgement: Judgement) -> str:
         words += [f"{unit.change - 1:+.0%}"] * (unit.verdict in MOVED)
         words += [f"x{unit.rounds}"] * (unit.rounds != 10)
     words += [unit.cause.name] if unit.cause else []
+    words += ["flagged"] * (unit.flagged and unit.verdict is Verdict.INCONCLUSIVE)
     words += ["suspect"] * (unit in judgement.suspects) + ["held"] * unit.held
     return " ".join(filter(None, words))
 
@@ -111,7 +112,7 @@ add(
     "slower, and in fresh data not",
     units(1.06),
     6,
-    "time_ms INCONCLUSIVE x20 suspect",
+    "time_ms INCONCLUSIVE x20 flagged suspect",
     "did not confirm",
     confirm=units(seed=1),
 )
@@ -119,24 +120,24 @@ add(
     "flagged, and not measured again",
     units(1.1, 10, rounds=6),
     6,
-    "time_ms INCONCLUSIVE x6 suspect, 9 time_ms OK x6",
+    "time_ms INCONCLUSIVE x6 flagged suspect, 9 time_ms OK x6",
 )
 add(
     "flagged, and four fresh rounds",
     units(1.1, 10, rounds=6),
     6,
-    "time_ms INCONCLUSIVE suspect, 9 time_ms OK x6",
+    "time_ms INCONCLUSIVE flagged suspect, 9 time_ms OK x6",
     confirm=units(1.1, seed=1, rounds=4),
 )
 add("equal, six rounds", units(1.0, 10, rounds=6), 0, "10 time_ms OK x6")
 for few in (3, 5, 7):
     add(f"ten times slower in {few} rounds", units(10.0, 10, spread=0.001, rounds=few), 6,
-        f"time_ms INCONCLUSIVE x{few} suspect, 9 time_ms OK x{few}", "COULD NOT JUDGE 1 of 10, 1 of them looks slower: gemm ")  # fmt: skip
+        f"time_ms INCONCLUSIVE x{few} {'flagged ' * (few > 4)}suspect, 9 time_ms OK x{few}", "COULD NOT JUDGE 1 of 10, 1 of them looks slower: gemm ")  # fmt: skip
 SEVEN = units(10.0, 10, spread=0.001, rounds=7)
 LABEL = "0x64x64"
 OPEN, HELD = (
-    "time_ms INCONCLUSIVE x7 suspect, 9 time_ms OK x7",
-    "time_ms INCONCLUSIVE x7 held, 9 time_ms OK x7",
+    "time_ms INCONCLUSIVE x7 flagged suspect, 9 time_ms OK x7",
+    "time_ms INCONCLUSIVE x7 flagged held, 9 time_ms OK x7",
 )
 add(
     "on_inconclusive: warn puts up with what is open, not with this",
@@ -150,7 +151,7 @@ add(
     "on_slower: warn",
     SEVEN,
     0,
-    "time_ms INCONCLUSIVE x7 held, 9 time_ms OK x7 held",
+    "time_ms INCONCLUSIVE x7 flagged held, 9 time_ms OK x7 held",
     policy={"on_slower": "warn"},
 )
 add(
@@ -201,7 +202,7 @@ for at, sides in enumerate((([LOST], [control_row([1.0] * 10)]), ([control_row([
     add(f"a control that failed on side {at}", beside(units(), *sides), 3, "time_ms INCONCLUSIVE")
 MACHINE = Times()
 add("a control that moved, and a lost bit", beside(beside(([time_row(0, MACHINE())], [time_row(0, MACHINE(1.2))]), [control_row(MACHINE())],
-    [control_row(MACHINE(1.2))]), *values("sqnr_db", 28.5, 22.5)), 4, "time_ms INCONCLUSIVE control, sqnr_db REGRESSED", "28.5 -> 22.5 dB")  # fmt: skip
+    [control_row(MACHINE(1.2))]), *values("sqnr_db", 28.5, 22.5)), 4, "time_ms INCONCLUSIVE control flagged, sqnr_db REGRESSED", "28.5 -> 22.5 dB")  # fmt: skip
 
 # Exact rules
 
@@ -315,7 +316,7 @@ for moved, cause in (
         f"10 % slower, the control by {moved}",
         sides,
         1,
-        f"time_ms INCONCLUSIVE {cause}, recompiles REGRESSED",
+        f"time_ms INCONCLUSIVE {cause} flagged, recompiles REGRESSED",
     )
 
 # The conditions of a measurement
@@ -344,7 +345,7 @@ for where, condition, decides in (
     )
     add(f"{name}, which the policy lets decide", slow, 1, regressed, policy={"exclude": ()})
     add(f"{name} in the confirmation", units(1.1, 10, rounds=6), 1 if decides else 6,
-        "time_ms REGRESSED +10% x16, 9 time_ms OK x6" if decides else "time_ms INCONCLUSIVE x6 suspect, 9 time_ms OK x6",
+        "time_ms REGRESSED +10% x16, 9 time_ms OK x6" if decides else "time_ms INCONCLUSIVE x6 flagged suspect, 9 time_ms OK x6",
         "" if decides else "1 confirmations decide nothing", confirm=again)  # fmt: skip
 
 # A sample that is no time counts against its own side
