@@ -1,4 +1,4 @@
-"""`python -m harness import FILE.json`: a file of pytest-benchmark, asv or nvbench becomes a run of the store, and so gets the gate.
+"""`python -m harness import FILE.json`: a file of pytest-benchmark becomes a run of the store, and so gets the gate.
 
 Written by `pytest --benchmark-json=FILE.json --benchmark-save-data`: with the data, raw times are stored; without, the
 file holds only summaries, and the median becomes the one sample of a row, which no gate will judge. Summaries are not
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.gate.benchmark_files import environment_of, read_document, write_run
+from harness.gate.benchmark_files import read_file, write_run
 from harness.gate.figures import SUITE
 from harness.store.errors import UsageError
 from harness.store.words import key, options_of, word
@@ -25,12 +25,12 @@ from harness.store.words import key, options_of, word
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SAVE_DATA = "pytest --benchmark-save-data and asv --record-samples write them"
+SAVE_DATA = "pytest --benchmark-save-data writes them"
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """python -m harness import: a JSON file of pytest-benchmark, asv or nvbench into the store, as one run"""
+    """python -m harness import: a JSON file of pytest-benchmark into the store, as one run"""
 
     file: Path = word("FILE.json")
     results_dir: Path = key("where the run goes", Path("results"))
@@ -54,17 +54,16 @@ def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
         The run's folder, how many tests it holds, and how many of them came without raw times.
 
     Raises:
-        UsageError: the file can't be read, is of a program that is not read, holds no test, or a time that is none; nothing
+        UsageError: the file can't be read, is of another program, holds no test, or a time that is none; nothing
             was written.
     """
-    document = read_document(path)
-    env = environment_of(document)
+    found = read_file(path)
     # The same file always becomes the same run: importing it twice is refused, not counted twice.
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    stamp = "".join(c for c in str(document.get("datetime", ""))[:19] if c.isalnum()) or "undated"
-    run_id = f"{stamp}-{str(env['git_commit'] or 'nogit')[:7]}-{digest}"
+    stamp = "".join(c for c in str(found.document.get("datetime", ""))[:19] if c.isalnum()) or "undated"
+    run_id = f"{stamp}-{str(found.env['git_commit'] or 'nogit')[:7]}-{digest}"
     folder = results_dir / SUITE / run_id
     if folder.exists():
         raise UsageError(f"{path} was imported before: {folder}")
-    rows = write_run(document, path, folder, run_id, env)
-    return folder, len(rows), sum(len(row.samples) == 1 for row in rows)
+    write_run(found, path, folder, run_id)
+    return folder, len(found.rows), sum(len(row.samples) == 1 for row in found.rows)

@@ -6,7 +6,6 @@ often it is wrong.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-    from harness.gate.command import Commanded
     from harness.gate.policy import Policy
     from harness.gate.render import Answer
     from harness.gate.runner import Instrument, Session
@@ -175,100 +173,58 @@ def _measure_one(options: Options, policy: Policy) -> Answer | None:
 
 def _measure_two(options: Options) -> Answer | None:
     """Measures this work tree and another commit by a sweep or a command, and judges."""
-    from harness.gate import trees
-    from harness.gate.command import NothingElseError, contained
+    from harness.gate import command, trees
     from harness.gate.policy import DEFAULT, as_given
+    from harness.gate.ran import Side
     from harness.gate.render import Answer
     from harness.gate.sweeping import Sweeping
 
     by_command = options.command is not None
     root = trees.users_root() if by_command else trees.project_root()
-    commit = trees.commit_to_compare(root, str(options.against), tip=options.tip)
+    commits = {
+        "baseline": trees.commit_to_compare(root, str(options.against), tip=options.tip),
+        "candidate": trees.commit_to_compare(root, "HEAD", tip=True),
+    }
+    same_in = f"the same in {commits['baseline'][:10]}"
     # What the gate itself writes below the user's root is part of neither side.
     files = (options.results_dir / "gate", options.json, options.markdown, options.junit, options.comment)
     written = [place for file in files if by_command and file and (place := trees.below(root, file))]
     with ExitStack() as stack:
         if by_command:
-            stack.enter_context(contained())
-        baseline = stack.enter_context(trees.work_tree(root, commit))
-        if not (by_command or options.even_if_equal):
-            there, here = (trees.walk(tree, trees.MEASURED) for tree in (baseline, root))
-            if not trees.differing(there, here):
-                return _same(f"{', '.join(trees.MEASURED)} are the same in {commit[:10]}")
+            stack.enter_context(command.contained())
+        sides = {side: stack.enter_context(trees.work_tree(root, of)) for side, of in commits.items()}
+        for side in sides if by_command else ():
+            trees.add_submodules(root, sides[side], commits[side])
+        copied = trees.copy_changes(root, sides["candidate"], written)
+        measured = (".",) if by_command else trees.MEASURED
+        walks = {side: trees.walk(tree, measured, written) for side, tree in sides.items()}
+        is_same = not (trees.differing(*walks.values()) or options.even_if_equal)
+        if is_same and not (by_command and trees.ignored(root)):
+            return _same(f"{'all files' if by_command else ', '.join(measured)} are {same_in}")
         judges = (DEFAULT, ()) if by_command else (root / trees.POLICY, trees.JUDGES)
-        base = trees.base_of(root, baseline, options.policy, *judges)
+        base = trees.base_of(root, sides["baseline"], options.policy, *judges)
         policy = as_given(base.policy, options)
-        instrument: Instrument | None
+        instrument: Instrument
         if by_command:
-            instrument = _commanded(options, stack, root, baseline, commit, written)
-            if instrument is None:
-                return _same(f"all files are the same in {commit[:10]}")
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-command-"))).resolve()
+            instrument = command.commanded(
+                options, root, {side: Side(tree, walks[side]) for side, tree in sides.items()}, scratch
+            )
+            instrument.commits = {
+                side: {"git_commit": of, "git_dirty": side == "candidate" and bool(copied)}
+                for side, of in commits.items()
+            }
         else:
-            candidate = root
-            if base.clock:  # what times them is the base commit's on both sides
-                candidate = stack.enter_context(
-                    trees.work_tree(root, trees.commit_to_compare(root, "HEAD", tip=True))
-                )
-                trees.copy_changes(root, candidate)
-                trees.replace_files(baseline, candidate, base.clock)
-            sides = {"baseline": baseline, "candidate": candidate}
+            # What times them is the base commit's on both sides
+            trees.replace_files(sides["baseline"], sides["candidate"], base.clock)
             instrument = Sweeping(sides, _words(options), policy.blocks, options.alone)
         try:
             return Answer.of(_session(options, policy, instrument, notes=base.notes).run())
-        except NothingElseError as error:
-            return _same(
-                f"but for {error}, new files of the benchmark, all files are the same in {commit[:10]}"
-            )
+        except command.NothingElseError as error:
+            return _same(f"but for {error}, new files of the benchmark, all files are {same_in}")
 
 
 def _same(what: str) -> Answer:
     from harness.gate.render import Answer
 
     return Answer(Exit.OK, "OK", f"{what} and here, so nothing was measured (--even-if-equal measures)")
-
-
-def _commanded(
-    options: Options, stack: ExitStack, root: Path, baseline: Path, commit: str, written: Sequence[str]
-) -> Commanded | None:
-    """A command, with work trees of its own for both sides: HEAD with what is not committed copied in is the candidate.
-
-    None where both hold the same, and so does the checkout.
-    """
-    from harness.gate import trees
-    from harness.gate.command import SHELL, Commanded, named_paths
-    from harness.gate.ran import Ran, Side
-
-    if shutil.which(SHELL[0]) is None:
-        raise GateError(Exit.USAGE, "--command runs in bash, for its pipefail, and there is none: install it")
-    head = trees.commit_to_compare(root, "HEAD", tip=True)
-    candidate = stack.enter_context(trees.work_tree(root, head))
-    for tree, of in ((baseline, commit), (candidate, head)):
-        trees.add_submodules(root, tree, of)
-    copied = trees.copy_changes(root, candidate, written)
-    sides = {"baseline": baseline, "candidate": candidate}
-    walks = {name: Side(tree, trees.walk(tree, left_out=written)) for name, tree in sides.items()}
-    inside = str(Path.cwd().resolve().relative_to(root))
-    command = str(options.command)
-    ran = Ran(
-        walks,
-        root,
-        frozenset(n for n in named_paths(command, inside) if any(s.is_text(n) for s in walks.values())),
-    )
-    if not (ran.sources or options.even_if_equal or trees.ignored(root)):
-        return None
-    return Commanded(
-        sides,
-        ("--command", command),
-        1,
-        command,
-        ran,
-        inside=inside,
-        scratch=Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-command-"))).resolve(),
-        commits={
-            "baseline": {"git_commit": commit, "git_dirty": False},
-            "candidate": {"git_commit": head, "git_dirty": bool(copied)},
-        },
-        setup=options.setup,
-        unproven_ok=options.unproven_tree == "ok",
-        own_benchmark=options.accept_changed_benchmark,
-    )

@@ -1,4 +1,4 @@
-"""Benchmark files: JSON of pytest-benchmark, asv and nvbench as rows of the store, and several files of one side as its rounds.
+"""Benchmark files: JSON of pytest-benchmark as rows of the store, and several files of one side as its rounds.
 
 A test runs in one process, and what one process measures is no independent evidence of the next: a file is one round,
 whether it is named to the gate beside others or imported.
@@ -12,10 +12,9 @@ import tempfile
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import store
-from harness.gate import other_files
 from harness.gate.figures import SUITE
 from harness.gate.sides import load_side
 from harness.machine.environment import env_id
@@ -38,137 +37,116 @@ MILLISECONDS = {
     "us": 1e-3,
     "ns": 1e-6,
 }  # of the units of time that a file may state
-# Files of others by the keys that theirs have: nvbench's JSON, asv's results; google-benchmark 1.9, pyperf 2, hyperfine 1
-_READ = {
-    other_files.nvbench: {"devices", "benchmarks"},
-    other_files.asv: {"commit_hash", "env_name", "results"},
-}
+# Files of others by the keys that theirs have: google-benchmark 1.9, pyperf 2, hyperfine 1, nvbench's JSON, asv's results
 _OTHERS = {
     "google-benchmark": {"context", "benchmarks"},
     "pyperf": {"benchmarks", "metadata", "version"},
+    "nvbench": {"benchmarks", "devices"},
+    "asv": {"commit_hash", "results"},
     "hyperfine": {"results"},
 }
 ARM = "test"
 STATED = ("unit", "higher_is_better")
 
 
+class Benchmarks(NamedTuple):
+    """What a file holds: a row a test, where they were measured as far as it knows, and all of it."""
+
+    rows: list[Measurement]
+    env: dict[str, Any]
+    document: Mapping[str, Any]
+
+
 def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"]) -> Side:
     """One side of the gate from files of as many processes, each a run of its own as if it were imported, and so a round.
 
     Raises:
-        UsageError: a file can't be read or is of a program that is not read, or one is named twice.
+        UsageError: a file can't be read or is of another program, or one is named twice.
         GateError: the files are of several machines (exit 3).
     """
     seen: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as folder:
         for path in paths:
-            document = read_document(path)
+            found = read_file(path)
             run = f"file sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
             if run in seen:
                 raise UsageError(f"{path} and {seen[run]} are the same file, which is one round and not two")
             seen[run] = path
-            # No row is kept, and no results folder has a salt for a host
-            env = environment_of(document) | {"host_hash": None}
-            write_run(document, path, Path(folder) / str(len(seen)), run, env)
+            found.env["host_hash"] = None  # no row is kept, and no results folder has a salt for a host
+            write_run(found, path, Path(folder) / str(len(seen)), run)
         side = load_side(folder, role, "")
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return replace(side, name=f"{paths[0]}{more}")
 
 
-def write_run(
-    document: Mapping[str, Any], path: Path, folder: Path, run_id: str, env: Mapping[str, Any]
-) -> list[Measurement]:
-    """Writes what a file holds as one run; returns its rows.
-
-    Raises:
-        UsageError: see `row_of`; nothing was written.
-    """
-    rows = [row_of(test, path, document.get("maker", SUITE)) for test in document["benchmarks"]]
+def write_run(found: Benchmarks, path: Path, folder: Path, run_id: str) -> None:
+    """Writes what a file holds as one run."""
     try:  # when the tests ran, as the file says it in its own zone
-        made_at = datetime.fromisoformat(str(document.get("datetime"))).isoformat(timespec="milliseconds")
+        said = datetime.fromisoformat(str(found.document.get("datetime")))
+        made_at = said.isoformat(timespec="milliseconds")
     except ValueError:
         made_at = ""
     about = {
         "made_by": "import",
         "command": f"python -m harness import {path.name}",
-        "version": document.get("version"),
+        "version": found.document.get("version"),
     }
     writer = store.RunWriter(
-        folder, run_id=run_id, sweep=SUITE, env_id=env_id(env), env=env, about=about, made_at=made_at
-    )
-    rows = writer.append(rows)
+        folder, run_id=run_id, sweep=SUITE, env_id=env_id(found.env), env=found.env, about=about, made_at=made_at
+    )  # fmt: skip
+    writer.append(found.rows)
     writer.close("finished")
-    return rows
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """A file's content, in the form of pytest-benchmark; `maker` names another program that wrote it.
+def read_file(path: Path) -> Benchmarks:
+    """What a file holds.
 
     Raises:
-        UsageError: it can't be read, is of a program that is not read, holds no test, or holds a value of another type.
+        UsageError: it can't be read, is of another program, holds no test, or is not as pytest-benchmark writes it.
     """
     try:
         document = from_json(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
-    if isinstance(document, dict):
-        document.pop("maker", None)
-        for read, keys in _READ.items():
-            if keys <= document.keys():
-                try:
-                    document = read(document, path)
-                except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-                    raise UsageError(f"{path} is not as {read.__name__} writes it: {error!r:.100}") from error
-    said = f"{path} is no pytest-benchmark file"
     for maker, keys in _OTHERS.items():
         if isinstance(document, dict) and keys <= document.keys():
             raise UsageError(
-                f"{said} but one of {maker}, which is not read here; gate --command times the program itself"
+                f"{path} is no pytest-benchmark file but one of {maker}, which is not read here; write its figures in that "
+                "form, or gate --command times the program itself"
             )
-    if not isinstance(document, dict) or not isinstance(document.get("benchmarks"), list):
-        raise UsageError(f"{said} (no list `benchmarks`); write one with pytest --benchmark-json=FILE")
-    if not document["benchmarks"]:
+    return of_document(document, path)
+
+
+def of_document(document: Any, path: Path) -> Benchmarks:
+    """What a document in the form of pytest-benchmark holds; see `read_file`."""
+    try:
+        found = Benchmarks([_row(test) for test in document["benchmarks"]], _environment(document), document)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} is not as pytest-benchmark --benchmark-json writes it: {type(error).__name__}: {error!s:.150}"
+        ) from error
+    if not found.rows:
         raise UsageError(f"{path} contains no benchmark that ran; did its program run any?")
-    for name in ("machine_info", "commit_info"):
-        _require(document.get(name) or {}, dict, name, path)
-    _require((document.get("machine_info") or {}).get("cpu") or {}, dict, "machine_info.cpu", path)
-    return document
+    return found
 
 
-def _require(value: Any, kind: type, what: str, path: Path) -> Any:
-    if not isinstance(value, kind):
-        named = "an object" if kind is dict else "a text" if kind is str else "a list"
-        raise UsageError(f"{path}: {what} is {value!r:.60}; expected {named} as pytest-benchmark writes it")
-    return value
-
-
-def row_of(test: Any, path: Path, maker: str = SUITE) -> Measurement:
+def _row(test: Any) -> Measurement:
     """One test's figures, a single round, as times in ms: those of which higher is better as time a unit, and others as if seconds.
 
     `unit` and `higher_is_better` may stand in the entry or in its extra_info; without them a figure is in seconds.
-
-    Raises:
-        UsageError: it lacks a name or times, or holds a time that is none.
     """
-    _require(test, dict, "a benchmark", path)
-    name = _require(test.get("fullname"), str, "'fullname' of a benchmark", path)
-    stats = _require(test.get("stats"), dict, f"'stats' of {name}", path)
-    extra = dict(_require(test.get("extra_info") or {}, dict, f"extra_info of {name}", path))
-    if not stats.get("data") and "median" not in stats:
-        raise UsageError(f"{path}: a benchmark without 'median' and without 'data': {name}")
-    data = _require(stats.get("data") or [stats["median"]], list, f"stats.data of {name}", path)
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in data):
-        raise UsageError(f"{path}: {name} has the times {data!r:.60}; expected seconds")
-    if not all(math.isfinite(s) and s > 0 for s in data):
-        raise UsageError(
-            f"{path}: {name} holds a time that is not a positive number: {min(data):g} s among {len(data)}"
-        )
+    name, stats, extra = test["fullname"], test["stats"], dict(test.get("extra_info") or {})
+    data = [1.0 * x for x in stats.get("data") or [stats["median"]]]
     about = {key: extra.pop(key) for key in STATED if key in extra}
     about |= {key: test[key] for key in STATED if key in test}
     unit, higher = about.get("unit"), about.get("higher_is_better", False)
-    if not (unit is None or isinstance(unit, str)) or not isinstance(higher, bool):
-        raise UsageError(
-            f"{path}: {name} has unit {unit!r} and higher_is_better {higher!r}; expected a text, and true or false"
+    if not (isinstance(name, str) and isinstance(unit, str | None) and isinstance(higher, bool)):
+        raise TypeError(
+            f"{name!r} has unit {unit!r} and higher_is_better {higher!r}; expected texts, and true or false"
+        )
+    if not all(math.isfinite(s) and s > 0 for s in data):
+        raise ValueError(
+            f"{name} holds a time that is not a positive number: {min(data):g} s among {len(data)}"
         )
     said = {"better": "higher" if higher else "lower", **({"unit": unit} if unit else {})}
     if not higher and unit in MILLISECONDS:
@@ -186,27 +164,21 @@ def row_of(test: Any, path: Path, maker: str = SUITE) -> Measurement:
         status="ok",
         regime="isolated",
         resolved={
-            "timed": f"one call, by {maker}",
+            "timed": f"one call, by {SUITE}",
             "iterations": stats.get("iterations"),
             **(said if about else {}),
             **({"extra_info": extra} if extra else {}),
         },
         samples=tuple(data),
         rounds=(0,) * len(data),
-        timing={
-            "method": maker,
-            "raw": bool(stats.get("data")),
-            "iterations": stats.get("iterations"),
-        },
+        timing={"method": SUITE, "raw": bool(stats.get("data")), "iterations": stats.get("iterations")},
     )
 
 
-def environment_of(document: dict[str, Any]) -> dict[str, Any]:
+def _environment(document: Mapping[str, Any]) -> dict[str, Any]:
     """The fingerprint as far as the file knows it; names of machines are hashed, as everywhere."""
-    machine = document.get("machine_info") or {}
-    cpu = machine.get("cpu") or {}
-    commit = document.get("commit_info") or {}
-    node = machine.get("node")
+    machine, commit = (document.get(name) or {} for name in ("machine_info", "commit_info"))
+    cpu, node = machine.get("cpu") or {}, machine.get("node")
     return {
         "device": "cuda" if machine.get("gpu") else "cpu",
         "gpu": machine.get("gpu"),

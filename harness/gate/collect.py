@@ -6,67 +6,52 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.gate.policy import CONDITIONS
+from harness.judge import gathered
 from harness.store.case import arm_of
 from harness.store.errors import Cause, known
 from harness.store.measurement import METRICS, Measurement
 from harness.store.outside import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pandas as pd
 
 REPEATED = ("ms", "us", "s", "J")  # units of what each process shows anew
 UNBUILT = "time_ms"  # an arm that could not even be built says so under this metric, whatever its own is
 
-Key = tuple[str, str, str, str]  # case, arm, metric, part
-
 
 @dataclass(slots=True)
 class Collected:
-    """The rows of one side, of all rounds of a stage; each with the number of its round."""
+    """The rows of one side, of all rounds of a stage, each with the number of its round; and where they were measured."""
 
     env: dict[str, Any] = field(default_factory=dict)
     env_id: str = ""
-    rows: dict[Key, list[tuple[int, Measurement]]] = field(default_factory=dict)
-
-    def add(self, number: int, rows: Iterable[Measurement]) -> None:
-        """Adds the rows of a round."""
-        for row in rows:
-            self.rows.setdefault((row.case_id, row.arm, row.metric, row.part), []).append((number, row))
-
-    def merge(self, other: Collected) -> None:
-        """Adds the rows of another round."""
-        for key, rows in other.rows.items():
-            self.rows.setdefault(key, []).extend(rows)
-        if other.env_id:
-            self.env, self.env_id = other.env, other.env_id
+    rows: list[tuple[int, Measurement]] = field(default_factory=list)
 
     def take(self, number: int, frame: pd.DataFrame) -> None:
         """Adds the rows of a round as they were stored, and takes over where it was measured."""
-        rows: list[dict[Any, Any]] = frame.to_dict("records")
-        # A metric that only the other commit knows is left out.
-        self.add(number, (_measurement(row) for row in rows if row["metric"] in METRICS))
-        for row in rows[:1]:
+        for row in frame.to_dict("records"):
             self.env, self.env_id = dict(parse(row["env"])), row["env_id"]
+            if row["metric"] in METRICS:  # one that only the other commit knows is left out
+                self.rows.append((number, _measurement(row)))
 
     def died(self, number: int, case: Mapping[str, Any]) -> None:
         """The process of a round was lost: every arm of the case under way fails, whether it was heard of or not."""
         about: dict[str, Any] = {name: case[name] for name in ("suite", "case_id", "axes", "seed")}
-        about |= {
-            "metric": UNBUILT,
-            "status": "failed",
-            "reason": f"its process {case['why']}",
-            "cause": Cause.DIED,
-        }
-        self.add(
-            number, [Measurement(**about, arm=a, baseline=b) for a, b in case["arms"].items()]
-        )  # fmt: skip
+        about |= {"metric": UNBUILT, "status": "failed", "reason": f"its process {case['why']}"}
+        self.rows += [
+            (number, Measurement(**about, arm=arm, baseline=base, cause=Cause.DIED))
+            for arm, base in case["arms"].items()
+        ]
 
     def measurements(self) -> Iterator[Measurement]:
         """The rows of a finished stage. A round in which an arm could not be built fails whatever else it yields."""
-        lost = {key[:2]: _failed(rows) for key, rows in self.rows.items() if key[2] == UNBUILT}
-        for key, rows in self.rows.items():
+        by_key = gathered(
+            ((row.case_id, row.arm, row.metric, row.part), (number, row)) for number, row in self.rows
+        )
+        lost = {key[:2]: _failed(rows) for key, rows in by_key.items() if key[2] == UNBUILT}
+        for key, rows in by_key.items():
             failed = _failed(rows)
             if failed is None and any(row.timing for _, row in rows):
                 failed = lost.get(key[:2])
@@ -75,7 +60,7 @@ class Collected:
             )  # fmt: skip
 
 
-def _measurement(row: Mapping[str, Any]) -> Measurement:
+def _measurement(row: Mapping[Any, Any]) -> Measurement:
     """A stored row."""
     own: dict[str, Any] = {each.name: row[each.name] for each in fields(Measurement)}
     own |= {name: parse(row[name]) for name in ("resolved", "flops", "timing")}
@@ -86,10 +71,12 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
 
 def _failed(rows: Sequence[tuple[int, Measurement]]) -> Measurement | None:
     """The first row that failed, and in which round."""
-    for number, row in rows:
-        if row.status == "failed":
-            return replace(row, reason=f"{row.reason} (round {number})")
-    return None
+    failed = (
+        replace(row, reason=f"{row.reason} (round {number})")
+        for number, row in rows
+        if row.status == "failed"
+    )
+    return next(failed, None)
 
 
 def _together(rows: Sequence[tuple[int, Measurement]]) -> Measurement:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import psutil
 
-from harness.gate.benchmark_files import environment_of, read_document, row_of
+from harness.gate.benchmark_files import of_document, read_file
 from harness.gate.figures import SUITE, WHOLE
 from harness.gate.options import Exit, GateError
 from harness.gate.ran import RECORDER, Ran
@@ -39,11 +39,14 @@ from harness.machine.environment import env_id
 from harness.machine.processes import MARK, interruptible, marked
 from harness.store.case import Case
 from harness.store.errors import UsageError
+from harness.store.outside import parse
 from harness.store.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from harness.gate.options import Options
+    from harness.gate.ran import Side
     from harness.gate.runner import Round
     from harness.store.measurement import Measurement
 
@@ -168,7 +171,12 @@ def contained() -> Iterator[None]:
     """Ends all processes that are started within when it is left, and also where this process is killed outright.
 
     A process of its own waits for the end of this one, and ends what carries its mark.
+
+    Raises:
+        GateError: there is no bash.
     """
+    if shutil.which(SHELL[0]) is None:
+        raise GateError(Exit.USAGE, "--command runs in bash, for its pipefail, and there is none: install it")
     root = Path(__file__).resolve().parents[2]
     with interruptible(), marked():
         env = {n: v for n, v in os.environ.items() if n != MARK} | {"PYTHONPATH": str(root)}
@@ -199,12 +207,11 @@ SET_UP, COMMAND = "set-up", "command"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the command on one side. `fault` is None where it worked; `ended` are exceptions, exits and errors on the way."""
+    """One run of the command on one side. `fault` is None where it worked."""
 
     fault: Fault | None
-    document: dict[str, Any]
-    out: Path
-    ended: frozenset[str]
+    rows: Mapping[str, Measurement]  # by benchmark
+    env: Mapping[str, Any]
 
 
 class NothingElseError(Exception):
@@ -235,7 +242,7 @@ class Commanded(Instrument):
     ran: Ran
     inside: str
     scratch: Path
-    commits: Mapping[str, Mapping[str, Any]]
+    commits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     setup: str | None = None
     unproven_ok: bool = False
     own_benchmark: bool = False
@@ -244,14 +251,13 @@ class Commanded(Instrument):
     written: dict[str, frozenset[str]] = field(default_factory=dict)
     rounds: int = 0
     step: str = COMMAND
-    cheaper = "fewer benchmarks, longer ones, or counts of instructions (perf stat -e instructions:u, valgrind --tool=callgrind)"
 
     def set_up(self, tell: Callable[[str], None]) -> None:
         """Runs the set-up once in each tree.
 
         Raises:
-            SideError: it fails on the candidate alone.
-            GateError: it fails on both (exit 2), on the baseline (5), or was ended from outside (6).
+            SideError: it fails on one.
+            GateError: it fails on both (exit 2).
         """
         command = self.setup
         if command is None:
@@ -285,7 +291,7 @@ class Commanded(Instrument):
             OutOfTimeError: the time is over.
         """
         runs = self._checked(this.sides, this.left)
-        rows = {side: self._rows(run) for side, run in runs.items()}
+        rows = {side: run.rows for side, run in runs.items()}
         before, after = rows["baseline"], rows["candidate"]
         if not before.keys() & after.keys():
             only = "; ".join(f"only on the {side}: {some(list(rows[side]), 5)}" for side in rows)
@@ -298,18 +304,13 @@ class Commanded(Instrument):
                     f"the {side} does not write the same benchmarks each time, so rounds are no repetitions: "
                     f"{some(sorted(odd), 5)}",
                 )
-            env = self._env(side, runs[side])
-            this.collected[side].env, this.collected[side].env_id = env, env_id(env)
-            this.collected[side].add(
-                this.number, (row for row in found.values() if not this.only or row.case_id in this.only)
-            )
+            env = {**runs[side].env, **self.commits[side], "imported_from": None}
+            collected = this.collected[side]
+            collected.env, collected.env_id = env, env_id(env)
+            collected.rows += [
+                (this.number, row) for row in found.values() if not this.only or row.case_id in this.only
+            ]
         self.rounds += 1
-
-    def blame(self, error: SideError) -> tuple[str, str, str, str]:
-        """What the candidate breaks: see `_refuse`."""
-        line = (self.setup or "") if self.step == SET_UP else self.line
-        why = f"the {self.step} fails on the candidate and works on the baseline: {error.reason}"
-        return self.step, line, "runs", why
 
     def notes(self) -> list[str]:
         """What the verdict has to say about how the command was run; nothing where it worked on neither side, or was not run."""
@@ -353,22 +354,24 @@ class Commanded(Instrument):
             raise OutOfTimeError from error
         self.ran.hear(side, folder / "modules", programs)
         shutil.rmtree(folder / "modules")
-        ended = {*self.ran.sides[side].ended}
         if (errors := errors_of(output)).exists() and errors.read_bytes().strip():
-            ended.add("words on standard error")
+            self.ran.sides[side].ended.add("words on standard error")
         machine = {
             "machine": platform.machine(), "system": platform.system(), "release": platform.release(),
             "node": platform.node(), "cpu": {"count": os.cpu_count()},
         }  # fmt: skip
-        wall = {"fullname": WALL, "stats": {"data": [seconds]}}
-        document: dict[str, Any] = {"machine_info": machine, "benchmarks": [wall]}
-        if OUT in self.line:
-            try:
-                document = read_document(out)
-            except UsageError as error:
-                what = str(error) if out.exists() else "it wrote no benchmark to {out}"
-                fault = fault or Fault(f"{what}; {last_line(output)}", ended=True)
-        return Run(fault, document, out, frozenset(ended))
+        wall = {
+            "machine_info": machine,
+            "benchmarks": [{"fullname": WALL, "stats": {"data": [seconds]}}],
+        }
+        if fault:
+            return Run(fault, {}, {})
+        try:
+            found = read_file(out) if OUT in self.line else of_document(wall, output)
+        except UsageError as error:
+            what = str(error) if out.exists() else "it wrote no benchmark to {out}"
+            return Run(Fault(f"{what}; {last_line(output)}", ended=True), {}, {})
+        return Run(None, self._by_name(found.rows), found.env)
 
     @contextmanager
     def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
@@ -400,7 +403,7 @@ class Commanded(Instrument):
         if bad:
             self._refuse(bad, self.line)
         self.worked |= runs.keys()
-        before, after = runs["baseline"].ended, runs["candidate"].ended
+        before, after = (self.ran.sides[side].ended for side in ("baseline", "candidate"))
         if odd := before ^ after:
             raise GateError(
                 Exit.INCONCLUSIVE,
@@ -445,55 +448,63 @@ class Commanded(Instrument):
         """Refuses a line that fails.
 
         Raises:
-            SideError: on the candidate alone, by a code of its own: the change is why.
-            GateError: on both sides (exit 2), on the baseline alone (5), or it was ended by a signal or not started (6).
+            SideError: on one side alone.
+            GateError: on both sides (exit 2).
         """
         said = "; ".join(f"{side}: {fault.reason}" for side, fault in faults.items())
         if len(faults) > 1:
             raise GateError(Exit.USAGE, f"the {self.step} works on neither side ({said}): {line}")
         ((side, fault),) = faults.items()
+        why = f"the {self.step} fails on the {said}"
         if fault.ended:
-            raise GateError(
-                Exit.INCONCLUSIVE,
-                f"the {self.step} on the {said}; ended by a signal, not started (126, 127 and above) or without a figure, which "
-                "need not be its code's doing",
-            )
-        if side == "baseline":
-            raise GateError(
-                Exit.NO_BASELINE, f"the {self.step} fails on the {said}; name a base commit on which it works"
-            )
-        raise SideError(side, fault.reason)
+            why += "; ended by a signal, not started (126, 127 and above) or without a figure"
+        elif side == "baseline":
+            why += "; name a base commit on which it works"
+        raise SideError(side, why, "ended" if fault.ended else "broken", (self.step, line, "runs"))
 
-    def _rows(self, run: Run) -> dict[str, Measurement]:
+    def _by_name(self, rows: Sequence[Measurement]) -> dict[str, Measurement]:
         """Rows by benchmark; the name alone says which one it is."""
-        rows: dict[str, Measurement] = {}
-        for test in run.document["benchmarks"]:
-            measured = row_of(test, run.out)
-            name = str(test["fullname"])
-            if name in rows:
+        found: dict[str, Measurement] = {}
+        for row in rows:
+            name = str(parse(row.axes)["test"])
+            if name in found:
                 raise GateError(
                     Exit.USAGE, f"two benchmarks are named {name}; a name decides which ones are compared"
                 )
             case = Case.of(SUITE, {"test": name})
-            resolved = measured.resolved if OUT in self.line else {"timed": WHOLE, "unit": "s"}
-            rows[name] = replace(
-                measured, case_id=case.case_id, axes=case.axes_json, regime="", timing={}, resolved=resolved
+            resolved = row.resolved if OUT in self.line else {"timed": WHOLE, "unit": "s"}
+            found[name] = replace(
+                row, case_id=case.case_id, axes=case.axes_json, regime="", timing={}, resolved=resolved
             )
-        return rows
-
-    def _env(self, side: str, run: Run) -> dict[str, Any]:
-        """The environment as the benchmark file states it, with the commit of the work tree."""
-        return {**environment_of(run.document), **self.commits[side], "imported_from": None}
+        return found
 
 
-def named_paths(line: str, inside: str) -> dict[str, str]:
-    """What a shell line may name below a work tree: path there -> the word, or the part of one."""
+def commanded(options: Options, root: Path, sides: Mapping[str, Side], scratch: Path) -> Commanded:
+    """The command of the user's words, which runs where they were typed."""
+    line, inside = str(options.command), Path.cwd().resolve().relative_to(root).as_posix()
+    named = frozenset(name for name in _named(line, inside) if any(s.is_text(name) for s in sides.values()))
+    return Commanded(
+        {side: each.tree for side, each in sides.items()},
+        ("--command", line),
+        1,
+        line,
+        Ran(sides, root, named),
+        inside,
+        scratch,
+        setup=options.setup,
+        unproven_ok=options.unproven_tree == "ok",
+        own_benchmark=options.accept_changed_benchmark,
+    )
+
+
+def _named(line: str, inside: str) -> set[str]:
+    """What a shell line may name below a work tree by a word, or the part of one."""
     try:
         words = shlex.split(line)
     except ValueError:
         words = line.split()
-    names = [name for word in words for name in re.split("[=:]+", word) if name]
-    return {posixpath.normpath(posixpath.join(inside, name)): name for name in names}
+    names = {name for word in words for name in re.split("[=:]+", word) if name}
+    return {posixpath.normpath(posixpath.join(inside, name)) for name in names}
 
 
 def recording(scratch: Path, folder: Path, tree: Path) -> dict[str, str]:

@@ -8,7 +8,6 @@ figures themselves are odd, the unit is open.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from harness.gate.policy import Policy
-    from harness.gate.unit import Finding, Unit
+    from harness.gate.unit import Unit
     from harness.store.stats import Vector
 
 SUITE = "pytest-benchmark"
@@ -37,43 +36,31 @@ STATISTICS: dict[str, Callable[[Vector], Any]] = {
 }
 
 
-def doubted(
-    findings: Sequence[Finding], policy: Policy, date: datetime.date, *, paired: bool
-) -> list[Finding]:
-    """Findings with what speaks against them; where that is not known of a regression, it is open."""
-    timed = [f for f in findings if f.unit.key.suite == SUITE and f.unit.is_sound_time]
-    hidden = _hidden([f.unit for f in timed], policy, paired=paired)
-    doubts = {id(f): _odd(f, policy, date) + more for f, more in zip(timed, hidden, strict=True)}
-    return [_with(f, doubts[id(f)]) if id(f) in doubts else f for f in findings]
-
-
-def _with(finding: Finding, doubts: list[str]) -> Finding:
-    before, after = (
-        f"{said.get('unit', 's')}, {said.get('better', 'lower')} is better" for said in _said(finding.unit)
-    )
-    if before != after:
-        doubts = [f"the baseline's are {before}, the candidate's {after}"]
-    said = "; ".join([finding.reason, *doubts])
-    if finding.verdict is Verdict.REGRESSED and before == after:
-        return replace(finding, reason=said)
-    if doubts:
-        return replace(finding, verdict=Verdict.INCONCLUSIVE, reason=said, in_doubt=True)
-    if finding.verdict is Verdict.IMPROVED and _said(finding.unit)[1].get("timed") == WHOLE:
-        return replace(
-            finding, verdict=Verdict.OK, reason=f"{said}; that the same work was done is not shown"
+def doubt(timed: Sequence[Unit], policy: Policy, date: datetime.date, *, paired: bool) -> None:
+    """Adds what speaks against a verdict; where that is not known of a regression, the unit is open."""
+    units = [unit for unit in timed if unit.key.suite == SUITE]
+    for unit, hidden in zip(units, _hidden(units, policy, paired=paired), strict=True):
+        doubts = _odd(unit, policy, date) + hidden
+        before, after = (
+            f"{said.get('unit', 's')}, {said.get('better', 'lower')} is better" for said in _said(unit)
         )
-    return finding
+        if before != after:
+            doubts = [f"the baseline's are {before}, the candidate's {after}"]
+        unit.reason = "; ".join([unit.reason, *doubts])
+        if doubts and (unit.verdict is not Verdict.REGRESSED or before != after):
+            unit.verdict, unit.in_doubt = Verdict.INCONCLUSIVE, True
+        elif unit.verdict is Verdict.IMPROVED and _said(unit)[1].get("timed") == WHOLE:
+            unit.found(Verdict.OK, f"{unit.reason}; that the same work was done is not shown")
 
 
 def _said(unit: Unit) -> list[Mapping[str, Any]]:
     return [parse(rows[0].resolved) for rows in unit.rows]
 
 
-def _odd(finding: Finding, policy: Policy, date: datetime.date) -> list[str]:
+def _odd(unit: Unit, policy: Policy, date: datetime.date) -> list[str]:
     """What is odd about the figures of a unit."""
-    found, unit = [], finding.unit
-    allowed = policy.allowance(unit.fields)
-    if abs(finding.decision.effect.log) >= math.log(SUSPICIOUS) and (allowed is None or allowed.until < date):
+    found, allowed = [], policy.allowance(unit.fields)
+    if abs(unit.decision.effect.log) >= math.log(SUSPICIOUS) and (allowed is None or allowed.until < date):
         found.append(f"{SUSPICIOUS:g} times or more is suspicious: another unit, or work not done")
     rounds = [
         [x for rows in side for x in rounds_of(rows).values()]

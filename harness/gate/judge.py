@@ -20,19 +20,18 @@ import datetime
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
 from harness.gate.figures import SUITE as FIGURES
-from harness.gate.figures import doubted
-from harness.gate.matching import LOSS, OPERATORS, clocks_of, log_ratios, match, number
+from harness.gate.figures import doubt
+from harness.gate.matching import LOSS, OPERATORS, match, number
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
-from harness.gate.unit import Cause, Control, Finding, Judgement, Key, State, Unit
+from harness.gate.unit import Cause, Control, Judgement, Key, State, Unit
 from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import SUITE
 from harness.store import stats
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 
 
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")
-# A share of samples that waited for the host which grew by this much is no accident of one block.
-LATE_SHARE = 0.05
 
 
 def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
@@ -66,10 +63,9 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
         change: its mean log ratio, positive = slower.
         control: the control case's mean log ratio; NaN where there is none.
     """
-    before, after = unit.rows
     if change > 0 and control >= change / 2:
         return Cause("control", f"the control case is {_percent(control)} slower too")
-    cycles = cycle_ratio(before, after)
+    cycles = _cycles(unit, change)
     if cycles is not None and change > 0 and cycles < change / 2:
         return Cause("clock", f"time {_percent(change)}, cycles {_percent(cycles)}, so the clock fell")
     counted = "" if cycles is None else f"; cycles {_percent(cycles)}"
@@ -84,8 +80,6 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
             return Cause("compile", f"{name} {was:g} -> {now:g}")
     if unit.key.metric == "launch_us":
         return Cause("host", f"launching kernels takes longer{counted}")
-    if (late := _late(after) - _late(before)) > LATE_SHARE:
-        return Cause("host", f"{late:.0%} more samples waited for the host{counted}")
     known = not any(map(math.isnan, counts[OPERATORS]))
     if not known and cycles is None:
         return None  # nothing was counted, so nothing speaks for the kernel
@@ -94,27 +88,15 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
     return Cause("kernel", same + counted + others)
 
 
-def cycle_ratio(before: Sequence[Any], after: Sequence[Any]) -> float | None:
-    """Mean over rounds of log(cycles after / cycles before); None where a clock was not read for every sample."""
-    cycles: list[list[SimpleNamespace]] = []
-    for rows in (before, after):
-        clocks = [clocks_of(row) for row in rows]
-        if not all(c.size and (c > 0).all() and np.isfinite(c).all() for c in clocks):
-            return None
-        cycles.append(
-            [
-                SimpleNamespace(samples=r.samples * c, rounds=r.rounds)
-                for r, c in zip(rows, clocks, strict=True)
-            ]
-        )
-    logs = log_ratios(*cycles, by_number=True)
-    return float(logs.mean()) if logs.size else None
-
-
-def _late(rows: Sequence[Any]) -> float:
-    """Share of samples that could not be queued before the device reached them."""
-    late = sum(float(parse(row.timing).get("late_samples") or 0) for row in rows)
-    return late / max(sum(len(row.samples) for row in rows), 1)
+def _cycles(unit: Unit, change: float) -> float | None:
+    """log(cycles after / cycles before), by the median clocks; None where one was not read for every sample."""
+    sides = [[row.sample_clock_mhz for row in rows if row.sample_clock_mhz is not None] for rows in unit.rows]
+    clocks = [np.concatenate([np.empty(0), *side]) for side in sides]
+    samples = [sum(len(row.samples) for row in rows) for rows in unit.rows]
+    if [side.size for side in clocks] != samples or not all((side > 0).all() for side in clocks):
+        return None
+    before, after = map(float, map(np.median, clocks))
+    return change + math.log(after / before)
 
 
 def _percent(log_ratio: float) -> str:
@@ -177,29 +159,33 @@ def judge(
         looks=max(baseline.looks, candidate.looks),
         floors=[max((f[i] for f in floors if (i := u.key.case_id) in f), default=math.nan) for u in timed],
     )
-    findings = [_timed(*one, control) for one in zip(timed, decisions, limits, strict=True)]
-    findings = doubted(findings, policy, date, paired=mode == "paired")
-    findings += [_exact(u) for u in matched.units if not u.is_sound_time]
-    findings += _trained(baseline.first, candidate.first, policy)
-    if all(f.unit.state is State.FAILED_TWICE for f in findings):
+    for unit, decision, limit in zip(timed, decisions, limits, strict=True):
+        _judge_time(unit, decision, limit, control)
+    doubt(timed, policy, date, paired=mode == "paired")
+    for unit in matched.units:
+        if not unit.is_sound_time:
+            _judge_value(unit)
+    units = [*matched.units, *_trained(baseline.first, candidate.first, policy)]
+    if all(u.state is State.FAILED_TWICE for u in units):
         why = "; ".join(notes) or "the policy ignores every metric that both hold"
         raise GateError(
             Exit.NO_BASELINE,
             f"nothing in {baseline.name} and {candidate.name} can be judged, which is no pass: {why}",
         )
-    findings = [_held(finding, policy, date) for finding in findings]
+    for unit in units:
+        _hold(unit, policy, date)
     notes += [
-        f"the allowance for {f.unit.case}, {f.unit.key.arm} ended on {f.allowed.until}: {f.allowed.reason}"
-        for f in findings
-        if f.expired and f.allowed is not None
+        f"the allowance for {u.case}, {u.key.arm} ended on {u.allowed.until}: {u.allowed.reason}"
+        for u in units
+        if u.expired and u.allowed is not None
     ]
-    better = sum(f.unit.rule.rule == "exact" and f.verdict is Verdict.IMPROVED for f in findings)
+    better = sum(u.rule.rule == "exact" and u.verdict is Verdict.IMPROVED for u in units)
     if better and apart:  # of two commits measured here, the next base is this one
         notes.append(
             f"{better} exact counts improved; a new baseline holds them (in this repository: make gate ARGS=update), and "
             "from then on a return is a regression"
         )
-    found = Judgement(baseline, candidate, mode, tuple(findings), control, tuple(notes), Exit.OK, date)
+    found = Judgement(baseline, candidate, mode, tuple(units), control, tuple(notes), Exit.OK, date)
     found = replace(found, could_not_judge=_could_not_judge(found, policy))
     return replace(found, code=_code(found, policy))
 
@@ -224,22 +210,21 @@ def _judge_control(logs: Vector, policy: Policy) -> Control:
     return Control(moved, reason, math.exp(mean), math.exp(low), math.exp(high), logs.size)
 
 
-def _timed(unit: Unit, decision: Decision, limit: float, control: Control) -> Finding:
-    verdict, reason = decision.verdict, _why(decision, limit)
-    if unit.state is State.EXCLUDED:
-        verdict, reason = Verdict.INCONCLUSIVE, unit.why
-    cause = None
-    if decision.verdict is Verdict.REGRESSED and (control.moved or verdict is Verdict.REGRESSED):
+def _judge_time(unit: Unit, decision: Decision, limit: float, control: Control) -> None:
+    unit.decision, unit.limit = decision, math.expm1(limit)
+    if unit.state is not State.EXCLUDED:
+        unit.found(decision.verdict, _why(decision, limit))
+    if decision.verdict is Verdict.REGRESSED and (control.moved or unit.verdict is Verdict.REGRESSED):
         moved_by = math.log(control.change) if control.change > 0 else math.nan
-        cause = cause_of(unit, decision.effect.log, moved_by)
+        unit.cause = cause_of(unit, decision.effect.log, moved_by)
     if decision.verdict is Verdict.INCONCLUSIVE and unit.tick > limit:
-        reason = (
+        unit.reason = (
             f"the clock moves in steps of {math.expm1(unit.tick):.1%} of this time: measure something longer"
         )
     if control.moved:
-        verdict, reason = Verdict.INCONCLUSIVE, "the control case moved"
-    suspect = verdict is Verdict.INCONCLUSIVE and not control.moved and decision.suspect
-    return Finding(unit, verdict, reason, decision, math.expm1(limit), cause, looks_slower=suspect)
+        unit.found(Verdict.INCONCLUSIVE, "the control case moved")
+    elif unit.verdict is Verdict.INCONCLUSIVE:
+        unit.looks_slower = decision.suspect
 
 
 def _why(d: Decision, limit: float) -> str:
@@ -268,41 +253,41 @@ def _why(d: Decision, limit: float) -> str:
     return why
 
 
-def _exact(unit: Unit) -> Finding:
+def _judge_value(unit: Unit) -> None:
     """One number against another, without statistics; or why there are not two."""
     if unit.is_open:
-        return Finding(unit, Verdict.INCONCLUSIVE, unit.why)
+        return
     if unit.trouble:
-        cause = None if unit.state is State.NO_TIME else Cause("missing")
-        return Finding(
-            unit, Verdict.REGRESSED, f"{unit.why}: what cannot be compared is no pass", cause=cause
-        )
+        unit.cause = None if unit.state is State.NO_TIME else Cause("missing")
+        unit.found(Verdict.REGRESSED, f"{unit.reason}: what cannot be compared is no pass")
+        return
     allowed = unit.rule.tolerance * abs(unit.before) + unit.rule.absolute
     worse = 0.0 if unit.before == unit.after else unit.worse * (unit.after - unit.before)
     if math.isinf(worse):
         allowed = 0.0
     figures = f"{unit.before:.6g} -> {unit.after:.6g} {unit.unit}"
     if worse > allowed:
-        return Finding(unit, Verdict.REGRESSED, f"{figures}; {allowed:.3g} is tolerated")
-    return Finding(unit, Verdict.IMPROVED if worse < -allowed else Verdict.OK, figures)
+        unit.found(Verdict.REGRESSED, f"{figures}; {allowed:.3g} is tolerated")
+    else:
+        unit.found(Verdict.IMPROVED if worse < -allowed else Verdict.OK, figures)
 
 
 RANK = ("FAIL", "INCONCLUSIVE", "PASS")
 SAID = 300  # characters of a gate's sentence that a table holds
 
 
-def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Finding]:
-    """Findings about every arm that the candidate trained; none where the policy ignores the loss."""
+def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Unit]:
+    """Every arm that the candidate trained, and what is found about it; none where the policy ignores the loss."""
     old, new = (
         gathered(((json.dumps(v.axes, sort_keys=True), v.arm), v) for v in verdict.judge(frame))
         for frame in (before, after)
     )
     found = [_said(verdicts, old[arm]) for arm, verdicts in new.items()]
-    return [f for f in found if policy.rule_for(f.unit.fields).rule != "ignore"]
+    return [u for u in found if policy.rule_for(u.fields).rule != "ignore"]
 
 
-def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Finding:
-    """The worst of an arm's verdicts, of several runs of one set-up, as one finding."""
+def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Unit:
+    """The worst of an arm's verdicts, of several runs of one set-up."""
     worst = min(verdicts, key=lambda v: RANK.index(v.verdict.outcome))
     was = min((v.verdict.outcome for v in before), key=RANK.index, default="not trained")
     outcome, ought = worst.verdict.outcome, ""
@@ -313,21 +298,18 @@ def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Findi
     parts = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
     if outcome != "PASS":
         parts += [text[:SAID] for text in (*worst.verdict.reasons, *worst.verdict.notes)[:1]]
-    unit = Unit(
-        Key(SUITE, "", worst.arm, LOSS, "", ""), case_label(dict(worst.axes)), "", "lower", Rule("numerics")
-    )
-    return Finding(unit, words.get(outcome, Verdict.INCONCLUSIVE), "; ".join(filter(None, parts)))
+    return Unit(
+        Key(SUITE, "", worst.arm, LOSS, "", ""), case_label(dict(worst.axes)), "", "lower", Rule("numerics"),
+        verdict=words.get(outcome, Verdict.INCONCLUSIVE), reason="; ".join(filter(None, parts)),
+    )  # fmt: skip
 
 
-def _held(finding: Finding, policy: Policy, date: datetime.date) -> Finding:
-    """Applies the policy to a finding: whether a slower time is only reported, and whether an allowance covers it."""
-    unit = finding.unit
-    told_only = policy.on_slower == "warn" and unit.is_time
-    allowed = None
-    if finding.verdict is Verdict.REGRESSED or finding.looks_slower or finding.in_doubt:
-        allowed = policy.allowance(unit.fields)
-    expired = allowed is not None and allowed.until < date
-    return replace(finding, told_only=told_only, allowed=allowed, expired=expired)
+def _hold(unit: Unit, policy: Policy, date: datetime.date) -> None:
+    """Applies the policy: whether a slower time is only reported, and whether an allowance covers it."""
+    unit.told_only = policy.on_slower == "warn" and unit.is_time
+    if unit.verdict is Verdict.REGRESSED or unit.looks_slower or unit.in_doubt:
+        unit.allowed = policy.allowance(unit.fields)
+        unit.expired = unit.allowed is not None and unit.allowed.until < date
 
 
 def _could_not_judge(found: Judgement, policy: Policy) -> bool:
@@ -337,8 +319,8 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
     open, or more arms failed on both sides, than the policy puts up with.
     """
     open_times, times = len(found.undecided), len(found.times)
-    arms = {f.unit.key[1:3] for f in found.findings}
-    failed = sum(f.unit.state is State.FAILED_TWICE for f in found.findings)
+    arms = {f.key[1:3] for f in found.findings}
+    failed = sum(f.state is State.FAILED_TWICE for f in found.findings)
     return (
         bool(found.suspects)
         or failed > policy.undecided_share * len(arms)
@@ -349,7 +331,7 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
 
 def _code(found: Judgement, policy: Policy) -> Exit:
     """What is certain speaks first: numerics, then what was counted, then the machine, then the clock."""
-    regressed = [f.unit for f in found.findings if f.counts]
+    regressed = [f for f in found.findings if f.counts]
     if any(u.state is State.WRONG or (u.rule.rule == "numerics" and not u.trouble) for u in regressed):
         return Exit.NUMERICS
     if any(u.rule.rule == "exact" or u.trouble for u in regressed):

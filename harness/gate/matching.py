@@ -13,7 +13,7 @@ Nothing is dropped in silence: what cannot be compared is a unit with a `State` 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ import numpy as np
 from harness.gate.options import Exit, GateError, Loud
 from harness.gate.policy import Rule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
-from harness.gate.unit import RATIO, Key, Pair, State, Unit
+from harness.gate.unit import EMPTY, RATIO, Key, Pair, State, Unit
+from harness.judge import gathered
 from harness.store.case import controls
 from harness.store.errors import REFUTED, RETRYABLE
 from harness.store.measurement import METRICS
@@ -42,12 +43,13 @@ Table = dict[Key, list[Any]]  # the stored rows of each key, one a run
 LOSS = "loss"  # the metric by which training is judged: not its value, but what the loss verdict says
 OPERATORS = "operator_calls"  # the fact that depends on the version of PyTorch
 COUNTED = 1e9  # ms: no time is eleven days long, so it is a count of instructions, and such may be equal
+# In a stored run of a plain sweep the product that PyTorch alone computes stands in for the control
+STAND_IN = "status == 'ok' and suite == 'gemm' and arm == 'bf16_eager' and metric == 'time_ms'"
 REASON = 160  # characters of a reason that a note shows
 CONDITIONS = {
     "contended": "beside another process on the device",
     "throttled": "while the device was throttled",
 }
-EMPTY: Pair = ([], [])
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     if left and releases[0] != releases[1]:
         notes.append(
             Loud(
-                f"NOT JUDGED: {OPERATORS} of {len(left)} units ({_arms(left)}), {left[0].why}; measure the baseline "
+                f"NOT JUDGED: {OPERATORS} of {len(left)} units ({_arms(left)}), {left[0].reason}; measure the baseline "
                 f"{baseline.commit} anew: python -m harness gate --measure --machine-free (in this repository: make gate "
                 "ARGS=update)"
             )
@@ -107,23 +109,20 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
 
 def by_key(frame: pd.DataFrame) -> Table:
     """The rows of each key, the controls of the A/A floor and of the gate left out."""
-    table: Table = {}
     keep = frame[~controls(frame) & (frame["suite"] != CONTROL_SUITE)]
-    for row in keep.itertuples(index=False):
-        table.setdefault(_key(row), []).append(row)
-    return table
+    rows = keep.itertuples(index=False)
+    return dict(gathered((Key(*(getattr(row, name) or "" for name in Key._fields)), row) for row in rows))
 
 
-def _key(row: Any) -> Key:
-    return Key(*(getattr(row, name) or "" for name in Key._fields))
+def _by_arm(table: Table) -> defaultdict[tuple[str, str], list[Any]]:
+    """The rows of each arm: what was not measured stands under another regime or metric."""
+    return gathered(((key.case_id, key.arm), row) for key, rows in table.items() for row in rows)
 
 
 def _units(
     mine: Table, theirs: Table, policy: Policy, notes: list[str], releases: list[str], *, elsewhere: bool
 ) -> list[Unit]:
-    arms: dict[tuple[str, str], list[Any]] = {}  # what was not measured stands under another regime or metric
-    for key, rows in theirs.items():
-        arms.setdefault((key.case_id, key.arm), []).extend(rows)
+    arms = _by_arm(theirs)
     measured = {
         (row.case_id, row.arm, row.metric) for rows in mine.values() for row in rows if row.status == "ok"
     }
@@ -136,7 +135,7 @@ def _units(
         fields = {**key._asdict(), "case": labels[row.axes]}
         unit = Unit(key, labels[row.axes], row.unit, row.better, policy.rule_for(fields), before=row.value)
         if row.status == "failed" and (*arm, row.metric) not in measured and arm not in broken:
-            others = arms.get(arm, [])
+            others = arms[arm]
             failed = [other for other in others if other.status == "failed"]
             made = not failed and any(other.status == "ok" for other in others)
             if made and row.cause in RETRYABLE:
@@ -163,16 +162,16 @@ def _units(
             unit.after, unit.rows = found[0].value, (rows, found)
             units += _declared(unit, policy, releases)
             continue
-        there = found[0] if found else _absent(arms.get(arm, []))
+        there = found[0] if found else _absent(arms[arm])
         unit.set_aside(*_lost(there))
         if elsewhere and there is not None and there.status == "skipped":
             # Another machine may lack a compiler or a kernel, whatever the code.
-            unit.set_aside(State.OPEN, f"{unit.why}; the baseline's machine is another")
+            unit.set_aside(State.OPEN, f"{unit.reason}; the baseline's machine is another")
     if unjudged := [unit for unit in broken.values() if unit]:
         notes.append(
             Loud(
                 f"NOT JUDGED: {len(unjudged)} arms failed on both sides, are gone, or were cut off in the baseline ({_arms(unjudged)}); "
-                f"the first {unjudged[0].why[:REASON]}"
+                f"the first {unjudged[0].reason[:REASON]}"
             )
         )
     if mended:
@@ -248,19 +247,13 @@ def number(value: Any) -> float:
 
 def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
     """What the confirmation shows: an arm that no longer runs is lost, and of two numbers that are no times the worse stands."""
-    sound = [
-        {k: ok for k, rows in t.items() if (ok := [r for r in rows if r.status == "ok"])}
-        for t in (before, after)
-    ]
-    arms: dict[tuple[str, str], list[Any]] = {}
-    for k, rows in after.items():
-        arms.setdefault((k.case_id, k.arm), []).append(rows[0])
+    arms = _by_arm(after)
     for unit in units:
         if unit.trouble or unit.is_open:
             continue
         key = unit.key
-        was, now = (table.get(key, []) for table in sound)
-        row = (after.get(key) or [_absent(arms.get((key.case_id, key.arm), []))])[0]
+        was, now = ([r for r in table.get(key, []) if r.status == "ok"] for table in (before, after))
+        row = (after.get(key) or [_absent(arms[key.case_id, key.arm])])[0]
         if unit.rows[1] and row is not None and not now:
             unit.set_aside(*_lost(row, " in the confirmation"))
         elif unit.rule.rule == "timed":
@@ -309,12 +302,6 @@ def _excluded(sides: Pair, policy: Policy) -> str:
 
 def _struck(sides: Pair, name: str) -> list[bool]:
     return [any(parse(row.timing).get(name) for row in rows) for rows in sides]
-
-
-def clocks_of(row: Any) -> Vector:
-    """The SM clock of each sample; empty where the row, as that of a CPU, has none."""
-    clocks = np.asarray([] if row.sample_clock_mhz is None else row.sample_clock_mhz, dtype=np.float64)
-    return clocks if clocks.size == len(row.samples) == len(row.rounds) else np.empty(0)
 
 
 def _check_times(unit: Unit, *stages: Pair) -> None:
@@ -408,16 +395,12 @@ def _control(baseline: Side, candidate: Side, mode: Mode) -> Vector:
     if mode == "machine-free":
         return np.empty(0)
     firsts = [side.first for side in (baseline, candidate)]
-    if any(((f["suite"] == CONTROL_SUITE) & (f["status"] == "failed")).any() for f in firsts):
+    control = [f[f["suite"] == CONTROL_SUITE] for f in firsts]
+    if any((f["status"] == "failed").any() for f in control):
         return np.full(1, np.nan)
-    frames = [f[f["status"] == "ok"] for f in firsts]
-    sides = [frame[frame["suite"] == CONTROL_SUITE] for frame in frames]
+    sides = [f[f["status"] == "ok"] for f in control]
     if any(side.empty for side in sides):
-        # A stored run of a plain sweep: the product that PyTorch alone computes stands in.
-        sides = [
-            f[(f["suite"] == "gemm") & (f["arm"] == "bf16_eager") & (f["metric"] == "time_ms")]
-            for f in frames
-        ]
+        sides = [f.query(STAND_IN) for f in firsts]
         shared = sorted(set(sides[0]["case_id"]) & set(sides[1]["case_id"]))[:1]
         sides = [side[side["case_id"].isin(shared)] for side in sides]
     before, after = (list(side.itertuples(index=False)) for side in sides)

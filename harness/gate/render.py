@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from harness.gate.options import Options
-    from harness.gate.unit import Finding, Judgement
+    from harness.gate.unit import Judgement, Unit
 
 FORMAT = 1  # of the JSON
 ORDER = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK)
@@ -70,7 +70,7 @@ class Answer:
         return Answer(judgement.code, headline(judgement), judgement=judgement)
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Unit, ...]:
         """What was judged."""
         return self.judgement.findings if self.judgement else ()
 
@@ -186,46 +186,47 @@ def comment(answer: Answer) -> str:
     return f"<!-- harness gate -->\n{head}\n{rest}"
 
 
-def junit(answer: Answer) -> str:
-    """JUnit XML: one test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped
-    as what is open.
+def _cases(answer: Answer) -> list[printer.JUnitCase]:
+    """One test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped as what is
+    open.
     """
     tests = []
     for f in answer.findings:
         is_open = f.verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
         outcome = "failure" if f.counts else "skipped" if is_open else ""
-        group, said = f"{f.unit.key.suite}.{f.unit.case}", f"{f.verdict}: {f.reason}"
+        group, said = f"{f.key.suite}.{f.case}", f"{f.verdict}: {f.reason}"
         tests.append(printer.JUnitCase(group, _name(f), outcome, said, str(f.verdict)))
     failed = answer.code in (Exit.REGRESSED, Exit.NUMERICS)
     whole = "failure" if failed else "error" if answer.code else "system-out"
     said = ": ".join(filter(None, (answer.head, answer.text)))
-    tests.append(printer.JUnitCase("gate", "verdict", whole, said, answer.code.name))
-    return printer.junit("gate", tests)
+    return [*tests, printer.JUnitCase("gate", "verdict", whole, said, answer.code.name)]
+
+
+def junit(answer: Answer) -> str:
+    """JUnit XML."""
+    return printer.junit("gate", _cases(answer))
 
 
 def github_lines(answer: Answer) -> str:
-    """Workflow commands of GitHub: an error for what fails the gate, a warning for what is open, a line each."""
-    worst, lines = [f for f in answer.findings if f.counts], []
-    for f in worst[: MOST_ANNOTATIONS - 1]:
-        file = _FILE.findall(
-            f.unit.case
-        )  # of a pytest-benchmark test; of other units no file is known to be at fault
-        about = f"{f.unit.key.suite} {f.unit.case}: {_name(f)}: {f.reason}"
-        lines.append(_command("error", f"Gate: {f.verdict}", about, *file[:1]))
-    if len(worst) >= MOST_ANNOTATIONS:
-        lines.append(_command("error", "Gate", f"{len(worst) - MOST_ANNOTATIONS + 1} more regressions"))
+    """Workflow commands of GitHub: an error for what fails the gate, a warning for a note that is not to be overlooked."""
+    *worst, whole = (case for case in _cases(answer) if case.outcome in ("failure", "error", "system-out"))
+    lines = []
+    for case in worst[: MOST_ANNOTATIONS - 1]:
+        file = _FILE.findall(case.group.partition(".")[2])  # of a test; of other units no file is known
+        lines.append(
+            _command("error", f"Gate: {case.kind}", f"{case.group}: {case.name}: {case.message}", *file[:1])
+        )
+    if more := len(worst) - len(lines):
+        lines.append(_command("error", "Gate", f"{more} more regressions"))
     elif answer.code and not worst:
-        how = f"exit {int(answer.code)}" if answer.judgement else answer.head
-        lines.append(_command("error", f"Gate: {how}", answer.text or answer.head))
+        lines.append(_command("error", f"Gate: exit {int(answer.code)}", whole.message))
     lines += [_command("warning", "Gate", note) for note in answer.loud]
-    if not answer.code and (j := answer.judgement) and j.undecided:
-        lines.append(_command("warning", "Gate", f"{len(j.undecided)} of {len(j.times)} times are undecided"))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _name(f: Finding) -> str:
+def _name(f: Unit) -> str:
     """A unit within its case."""
-    key = f.unit.key
+    key = f.key
     return " ".join(filter(None, (key.arm, key.metric, key.regime, key.part)))
 
 
@@ -239,19 +240,18 @@ def as_json(answer: Answer) -> str:
     return json.dumps(json.loads(to_json(answer.data())), indent=1) + "\n"
 
 
-def _finding(f: Finding) -> dict[str, Any]:
-    timed = f.unit.is_sound_time
+def _finding(f: Unit) -> dict[str, Any]:
+    timed = f.is_sound_time
     policy = (
         f"policy of the gate: changes up to {f.limit:.1%} are tolerated (tolerance and, of stored runs, the spread "
         "between sessions), beyond that a t test over the rounds decides"
     )
     return {
-        **f.unit.fields,
-        "case_id": f.unit.key.case_id,
-        "rule": f.unit.rule.rule,
+        **f.fields,
+        "case_id": f.key.case_id,
+        "rule": f.rule.rule,
         "verdict": str(f.verdict),
-        **printer.picked(f, "reason change low high limit rounds flagged counts"),
-        **printer.picked(f.unit, "unit before after"),
+        **printer.picked(f, "reason change low high limit rounds flagged counts unit before after"),
         "direction": f.decision.effect.direction if timed else "",
         "noise_floor": f.decision.effect.floor,
         "policy": policy if timed else "",
@@ -269,18 +269,18 @@ def _table(answer: Answer) -> printer.Table:
     What an arm lost because it was not measured, or is wrong, is one row and not one a metric.
     """
 
-    def rank(f: Finding) -> tuple[int, float]:
+    def rank(f: Unit) -> tuple[int, float]:
         return ORDER.index(f.verdict), math.inf if math.isnan(f.change) else -f.change
 
     ranked = sorted(answer.findings, key=rank)
-    first = [f for f in ranked if f.verdict is not Verdict.OK or f.unit.rule.rule == "timed"]
-    groups: dict[object, list[Finding]] = {}
+    first = [f for f in ranked if f.verdict is not Verdict.OK or f.rule.rule == "timed"]
+    groups: dict[object, list[Unit]] = {}
     for f in first[:SHOWN]:
-        groups.setdefault(_row(f)[:3] if f.unit.trouble else id(f), []).append(f)
+        groups.setdefault(_row(f)[:3] if f.trouble else id(f), []).append(f)
     rows = []
     for group in groups.values():
         # A check's own line says what is wrong; those of its figures begin with the figure.
-        checks = [f for f in group if f.unit.state is State.WRONG and f.unit.rule.rule == "timed"]
+        checks = [f for f in group if f.state is State.WRONG and f.rule.rule == "timed"]
         row = _row(group[0])
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         rows.append((*row[:3], row[3] + more, row[4], _row((checks or group)[0])[5]))
@@ -291,9 +291,9 @@ def _table(answer: Answer) -> printer.Table:
     return printer.table(caption, _HEAD, rows)
 
 
-def _row(f: Finding) -> tuple[str, ...]:
+def _row(f: Unit) -> tuple[str, ...]:
     """The cells of a finding."""
-    key, word = f.unit.key, str(f.verdict)
+    key, word = f.key, str(f.verdict)
     if f.verdict is Verdict.REGRESSED and f.held:
         word += ", only reported" if f.told_only else ", allowed"
     change = "" if math.isnan(f.change) else f"{f.change - 1:+.1%}"
@@ -305,8 +305,8 @@ def _row(f: Finding) -> tuple[str, ...]:
     if f.allowed is not None:
         until = "the allowance ended on" if f.expired else "allowed until"
         why.append(f"{until} {f.allowed.until}: {f.allowed.reason}")
-    case = " ".join(filter(None, (key.suite, f.unit.case, key.part)))
-    metric = f"{key.metric} {f.unit.unit}" if key.regime == RATIO else key.metric
+    case = " ".join(filter(None, (key.suite, f.case, key.part)))
+    metric = f"{key.metric} {f.unit}" if key.regime == RATIO else key.metric
     return word, case, key.arm, metric, change, "; ".join(why)
 
 
@@ -336,10 +336,10 @@ OUTPUTS = ("json", "markdown", "junit", "comment")
 
 
 def clear_outputs(options: Options) -> None:
-    """Removes what an earlier gate left where this one is to write.
+    """Empties what an earlier gate left where this one is to write.
 
     Raises:
-        UsageError: an output is one of the inputs, which are never removed, or can't be written.
+        UsageError: an output is one of the inputs, which are never touched, or can't be written.
     """
     paths = [path for name in OUTPUTS if (path := getattr(options, name)) is not None]
     inputs = list(_inputs(options))
@@ -347,14 +347,14 @@ def clear_outputs(options: Options) -> None:
         place = path.resolve()
         if any(place == one or _is_stored(place, one) for one in inputs):
             raise UsageError(f"{path} is an input of this gate; name another file")
+    wrong = []
     for path in paths:
-        if path.is_file() and not path.absolute().is_relative_to("/dev"):  # /dev/stdout is no file of a gate
-            try:
-                path.resolve().unlink()
-            except OSError as error:
-                raise UsageError(f"cannot replace {path} of an earlier gate ({error.strerror})") from error
-    if wrong := [path for path in paths if path.is_dir() or not path.parent.is_dir()]:
-        raise UsageError(f"cannot write {wrong[0]}: expected a file in a folder that is there")
+        try:
+            path.write_text("")
+        except OSError as error:
+            wrong.append(f"cannot write {path} ({error.strerror})")
+    if wrong:
+        raise UsageError(wrong[0])
 
 
 def _inputs(options: Options) -> Iterator[Path]:

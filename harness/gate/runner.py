@@ -17,16 +17,16 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from harness import store
 from harness.gate.collect import Collected
-from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, WIDE, Verdict, missing
+from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, Verdict, missing
 from harness.gate.judge import judge
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import Side, load_side
-from harness.gate.unit import Cause, Control, Finding, Judgement, Key, State, Unit
+from harness.gate.unit import Cause, Control, Judgement, Key, State, Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from harness.gate.policy import Policy
 
+How = Literal["broken", "refused", "ended"]
 JUDGING_S = 5.0  # reading the store, twice, and writing the verdicts
 MARGIN = 1.2  # of the budget that is advised: rounds differ
 
@@ -43,11 +44,17 @@ class OutOfTimeError(Exception):
 
 
 class SideError(Exception):
-    """A side could not even begin; `code`: the exit code of its command, None where it was ended or silent."""
+    """A side could not even begin.
 
-    def __init__(self, side: str, reason: str, code: int | None = None) -> None:
-        super().__init__(f"{side}: {reason}")
-        self.side, self.reason, self.code = side, reason, code
+    Attributes:
+        side, reason: which, and why.
+        how: "broken": by an exit code that says that its code is; "refused": it works, and not as asked; "ended": from outside.
+        what: suite, case and metric of the finding that the candidate does not run.
+    """
+
+    def __init__(self, side: str, reason: str, how: How, what: tuple[str, str, str]) -> None:
+        super().__init__(reason)
+        self.side, self.reason, self.how, self.what = side, reason, how, what
 
 
 @dataclass
@@ -79,13 +86,11 @@ class Instrument:
         trees: work tree by side ("baseline", "candidate"), or one side alone.
         words: what was asked for, as it was typed.
         blocks: of each arm in a round.
-        cheaper: how to have a decision in less time.
     """
 
     trees: Mapping[str, Path]
     words: Sequence[str]
     blocks: int
-    cheaper = "fewer arms, or longer blocks (timing.block_ms=100)"
 
     def set_up(self, tell: Callable[[str], None]) -> None:
         """Makes the trees ready; takes none of the time allowed.
@@ -103,14 +108,6 @@ class Instrument:
         Raises:
             SideError: a side could not even begin.
             OutOfTimeError: the time is over.
-        """
-        raise NotImplementedError
-
-    def blame(self, error: SideError) -> tuple[str, str, str, str]:
-        """Suite, case, metric and reason of the finding that the candidate does not run: that is a finding, not a crash.
-
-        Raises:
-            GateError: its code need not be why, or it is the baseline that does not.
         """
         raise NotImplementedError
 
@@ -158,8 +155,8 @@ class Session:
             pairs: rounds.
             only: ids of the cases to measure; all where empty.
             ends: by the clock, when it has to be over. No round is begun that would last longer, and one that does is
-                broken off and forgotten. What rounds gave ends a stage early only where they leave everything open, and
-                makes it longer, as often as more rounds settle what is open and the time holds them.
+                broken off and forgotten. What rounds gave makes a stage longer, as often as more rounds settle what is open
+                and the time holds them.
             least: rounds without which nothing can be decided.
             reserve: rounds of a later stage for which time is kept, once there are `least`.
 
@@ -195,14 +192,13 @@ class Session:
             begun = self.clock()
             if begun + longest * (1 + (reserve if done >= least else 0)) > ends:
                 break
-            heard = {side: Collected() for side in sides}
+            heard = {side: replace(rows, rows=[*rows.rows]) for side, rows in collected.items()}
             this = Round(done, order.sample(sides, len(sides)), frozenset(only), order, left, heard)
             try:
                 self.instrument.measure(this)
             except OutOfTimeError:
                 break
-            for side, rows in heard.items():
-                collected[side].merge(rows)
+            collected = heard
             done += 1
             self.rounds += 1
             now = self.clock()
@@ -211,17 +207,12 @@ class Session:
             spent, longest = now - started, max(longest, now - begun)
             remaining = min(spent / done * (pairs - done), ends - now)
             self.tell(f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {remaining:.0f} s left")
-            if done == least < pairs and reserve:
-                store_so_far()
-                if self._is_hopeless(held(), longest):
-                    pairs = done
-                    break
             if done == pairs and reserve and (room := held()) >= 1:
                 store_so_far()
                 judgement = self.judge()
                 if judgement.undecided and not judgement.control.moved:
-                    still = {f.unit.key for f in judgement.undecided}
-                    ahead = [f.decision for f in self.judge(looks + 1).undecided if f.unit.key in still]
+                    still = {f.key for f in judgement.undecided}
+                    ahead = [f.decision for f in self.judge(looks + 1).undecided if f.key in still]
                     pairs += missing(ahead, done, room)
                     looks += pairs > done
         if done < pairs:
@@ -255,33 +246,6 @@ class Session:
             writer.append(rows.measurements())
             writer.close("finished")
 
-    def _is_hopeless(self, left: float, seconds: float) -> bool:
-        """Tells, after the first rounds, what those that are left cannot decide; whether that is all, by a wide margin.
-
-        Args:
-            left: rounds that the time still holds.
-            seconds: of a round.
-        """
-        judgement = self.judge()
-        needed = [f.decision.more or math.inf for f in judgement.undecided if not f.flagged]
-        beyond = [more for more in needed if more > left]
-        if not beyond or judgement.control.moved:
-            return False
-        least, times = min(beyond), len(judgement.times)
-        hopeless = len(beyond) == times and 0 < WIDE * left < least
-        more = (
-            "no number of rounds would do"
-            if math.isinf(least)
-            else f"{least:.0f} would decide one, {least * seconds:.0f} s"
-        )
-        said = (
-            f"after {self.rounds} rounds: {len(beyond)} of {times} times stay open in the {max(left, 0):.0f} more that "
-            f"--budget-s holds ({more}); cheaper: {self.instrument.cheaper}"
-        )
-        self.tell(said)
-        self.notes = (said + "; nothing else was open, so measuring ended" * hopeless, *self.notes)
-        return hopeless
-
     def judge(self, looks: int = 1) -> Judgement:
         """Judges what is stored so far, as the look at the first stage that it is, or at least as that one."""
         baseline = load_side(self.stored_baseline or self.folder / "baseline", "baseline", self.results_dir)
@@ -298,10 +262,23 @@ class Session:
             f"which {self.policy.budget_s:g} s cannot hold: give --budget-s {needed}",
         )
 
-    def _broken(self, suite: str, case: str, metric: str, why: str) -> Judgement:
-        """One finding: the candidate does not run."""
-        unit = Unit(Key(suite, "", "", metric, "", ""), case, "", "higher", Rule("exact"), after=0.0)
-        unit.set_aside(State.LOST, why)
+    def _broken(self, error: SideError) -> Judgement:
+        """One finding: the candidate does not run, which is no crash of the gate.
+
+        Raises:
+            GateError: its code need not be why (exit 6), it refuses the request (2), or it is the baseline (5).
+        """
+        if error.how == "ended":
+            raise GateError(Exit.INCONCLUSIVE, f"{error.reason}, which need not be its code's doing")
+        if error.side == "baseline":
+            raise GateError(Exit.NO_BASELINE, error.reason)
+        if error.how == "refused":
+            raise GateError(Exit.USAGE, error.reason)
+        suite, case, metric = error.what
+        unit = Unit(
+            Key(suite, "", "", metric, "", ""), case, "", "higher", Rule("exact"), after=0.0,
+            state=State.LOST, verdict=Verdict.REGRESSED, reason=error.reason, cause=Cause(suite),
+        )  # fmt: skip
         baseline, candidate = (
             Side(str(self.instrument.trees.get(side, side)), {}, {}, "") for side in ("baseline", "candidate")
         )
@@ -309,7 +286,7 @@ class Session:
             baseline,
             candidate,
             "broken",
-            (Finding(unit, Verdict.REGRESSED, why, cause=Cause(suite)),),
+            (unit,),
             Control(False, "no control case was measured"),
             ("the candidate does not run; no time was judged",),
             Exit.REGRESSED,
@@ -344,7 +321,7 @@ class Session:
                     judgement = self.judge()
         except SideError as error:
             if not self.rounds:
-                judgement = self._broken(*self.instrument.blame(error))
+                judgement = self._broken(error)
             else:  # it could begin before, so the code need not be why; what the first stage showed is no pass
                 why = f"the {error.side} could not be planned again after rounds that it took part in: {error.reason}"
                 if judgement is None:

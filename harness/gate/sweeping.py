@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.gate.runner import Round
+    from harness.gate.runner import How, Round
 
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # a message later than this is none
@@ -191,11 +191,11 @@ class Sweeping(Instrument):
             plan = sweep.hear(min(START_S, this.left()))
         except EndedError as error:
             _require_time(this)
-            raise SideError(side, str(error), error.code) from error
+            raise no_start(side, self.trees[side], str(error), error.code) from error
         root = self.trees[side].resolve()
         if (plan.get("version"), plan.get("root")) != (VERSION, str(root)):
             said = f"it answers {plan.get('version')} from {plan.get('root')}; expected {VERSION} from {root}"
-            raise SideError(side, said, REFUSED)
+            raise no_start(side, root, said, REFUSED)
         return list(plan["cases"])
 
     def _case(self, this: Round, name: str, here: dict[str, Sweep]) -> dict[str, str]:
@@ -218,22 +218,21 @@ class Sweeping(Instrument):
                     del here[side]
         return lost
 
-    def blame(self, error: SideError) -> tuple[str, str, str, str]:
-        """What the candidate breaks: only a traceback says that its code is broken.
 
-        Raises:
-            GateError: it is the baseline (exit 5); the candidate refuses the request (2); or it was ended from outside, or was
-                silent (6).
-        """
-        said = f"{error.side} ({self.trees[error.side]}): {error.reason}"
-        if error.code not in (0, REFUSED, *CRASHED):
-            raise GateError(Exit.INCONCLUSIVE, f"{said}, which need not be its code's doing")
-        if error.side == "baseline":
-            raise GateError(Exit.NO_BASELINE, f"{said}; {APART}")
-        if error.code not in CRASHED:
-            raise GateError(Exit.USAGE, said)
-        why = f"the candidate does not import or plan: {error.reason}"
-        return "import", "harness and fp8core", "imports", why
+def no_start(side: str, tree: Path, reason: str, code: int | None) -> SideError:
+    """A tree whose sweep could not be planned: only a traceback says that its code is broken.
+
+    Args:
+        side: which one.
+        tree: its work tree.
+        reason: its last words.
+        code: exit code of its command; None where it was silent.
+    """
+    how: How = "broken" if code in CRASHED else "refused" if code in (0, REFUSED) else "ended"
+    said = f"{side} ({tree}): {reason}" + (f"; {APART}" if side == "baseline" else "")
+    if (side, how) == ("candidate", "broken"):
+        said = f"the candidate does not import or plan: {reason}"
+    return SideError(side, said, how, ("import", "harness and fp8core", "imports"))
 
 
 def _require_time(this: Round) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Walk = dict[str, "bytes | None"]
 PREFIX, LOCK = "harness-gate-", "lock"
+NO_FILES = {".git", "__pycache__"}
 NEW = ("--others", "--exclude-standard")  # of git ls-files: untracked and not ignored
 MEASURED = ("fp8core", "harness", "sweeps")  # a change elsewhere cannot change a measurement
 CLOCK, POLICY = "harness/timing", "harness/gate/policy.yaml"  # of the checkout that is measured by sweeps
@@ -121,21 +122,14 @@ def walk(root: Path, paths: Sequence[str] = (".",), left_out: Sequence[str] = ()
 
     Left out are its own folders and compiled Python, which counts by its source.
     """
-    found: Walk = {}
-    for path in paths:
-        top = root / path
-        if top.is_file() or top.is_symlink():
-            found[path] = digest(top)
-        for folder, folders, files in os.walk(top):
-            here = Path(folder)
-            files += [name for name in folders if (here / name).is_symlink()]
-            folders[:] = [name for name in folders if name not in (".git", "__pycache__")]
-            names = ((here / name).relative_to(root).as_posix() for name in files if name != ".git")
-            found |= {name: digest(root / name) for name in names if name not in left_out}
-    outside = tuple(f"{name}/" for name in left_out)
-    return (
-        {name: value for name, value in found.items() if not name.startswith(outside)} if outside else found
-    )
+    names = {
+        place.relative_to(root).as_posix()
+        for path in paths
+        for place in (root / path, *(root / path).rglob("*"))
+        if (place.is_symlink() or not place.is_dir()) and NO_FILES.isdisjoint(place.parts)
+    }
+    kept = (n for n in names if not any(n == out or n.startswith(f"{out}/") for out in left_out))
+    return {name: digest(root / name) for name in kept}
 
 
 def digest(path: Path, tree: Path | None = None) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Unit: what is judged one by one, one metric of one arm of one case on both sides; and what is found about it."""
+"""Unit: what is judged one by one, one metric of one arm of one case on both sides, and what is found about it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from harness.store.stats import Vector
 
 Pair = tuple[list[Any], list[Any]]  # stored rows of a unit: the baseline's, the candidate's
+EMPTY: Pair = ([], [])
 RATIO = "ratio"  # regime of units that are ratios of two arms of one run
 
 
 class State(StrEnum):
-    """What stands in the way of comparing a unit; `Unit.why` says it in words."""
+    """What stands in the way of comparing a unit; `Unit.reason` says it in words."""
 
     SOUND = ""
     LOST = "lost"  # the candidate has no number
@@ -50,6 +51,13 @@ class Key(NamedTuple):
     part: str
 
 
+class Cause(NamedTuple):
+    """Why a unit became worse: one word and what speaks for it."""
+
+    name: str
+    evidence: str = ""
+
+
 @dataclass(slots=True)
 class Unit:
     """One metric of one arm of one case.
@@ -60,6 +68,12 @@ class Unit:
         first, second: log(candidate / baseline) by round of the first stage and of the confirmation, positive = worse.
         tick: by how much the step of the clock may move a ratio, as a logarithm.
         rows, again: the stored rows of the first stage and of the confirmation.
+        verdict, reason: what is found.
+        limit: the share that is tolerated of a time.
+        allowed, expired: the policy's allowance.
+        told_only: the policy has on_slower: warn.
+        looks_slower: undecided, and what was measured speaks against it.
+        in_doubt: open, as the figures themselves are odd or a median hides something.
     """
 
     key: Key
@@ -71,15 +85,28 @@ class Unit:
     after: float = math.nan
     first: Vector = field(default_factory=lambda: np.empty(0))
     second: Vector = field(default_factory=lambda: np.empty(0))
-    state: State = State.SOUND
-    why: str = ""
     tick: float = 0.0
-    rows: Pair = field(default_factory=lambda: ([], []))
-    again: Pair = field(default_factory=lambda: ([], []))
+    rows: Pair = EMPTY
+    again: Pair = EMPTY
+    state: State = State.SOUND
+    verdict: Verdict = Verdict.INCONCLUSIVE
+    reason: str = ""
+    decision: Decision = NOTHING
+    limit: float = 0.0
+    cause: Cause | None = None
+    allowed: Allowance | None = None
+    expired: bool = False
+    told_only: bool = False
+    looks_slower: bool = False
+    in_doubt: bool = False
 
     def set_aside(self, state: State, why: str) -> None:
         """Notes what stands in the way."""
-        self.state, self.why = state, why
+        self.state, self.reason = state, why
+
+    def found(self, verdict: Verdict, reason: str) -> None:
+        """Notes what was found."""
+        self.verdict, self.reason = verdict, reason
 
     @property
     def trouble(self) -> bool:
@@ -111,33 +138,9 @@ class Unit:
         """+1 where more is worse, -1 where less is."""
         return -1.0 if self.better == "higher" else 1.0
 
-
-class Cause(NamedTuple):
-    """Why a unit became worse: one word and what speaks for it."""
-
-    name: str
-    evidence: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The verdict on one unit. `change`, `low`, `high` are ratios after / before of a timed one, > 1 = worse."""
-
-    unit: Unit
-    verdict: Verdict
-    reason: str
-    decision: Decision = NOTHING
-    limit: float = 0.0
-    cause: Cause | None = None
-    allowed: Allowance | None = None
-    expired: bool = False
-    told_only: bool = False  # the policy has on_slower: warn
-    looks_slower: bool = False  # undecided, and what was measured speaks against it
-    in_doubt: bool = False  # open, as the figures themselves are odd or a median hides something
-
     @property
     def change(self) -> float:
-        """The mean ratio; NaN of what is not timed."""
+        """The mean ratio after / before, above 1 = worse; NaN of what is not timed."""
         return math.exp(self.decision.effect.log)
 
     @property
@@ -158,7 +161,7 @@ class Finding:
     @property
     def flagged(self) -> bool:
         """Whether it has to be measured again before it is reported."""
-        return self.decision.flagged and self.unit.state is not State.EXCLUDED
+        return self.decision.flagged and self.state is not State.EXCLUDED
 
     @property
     def held(self) -> bool:
@@ -190,7 +193,7 @@ class Judgement:
     baseline: Side
     candidate: Side
     mode: Mode
-    findings: tuple[Finding, ...]
+    findings: tuple[Unit, ...]
     control: Control
     notes: tuple[str, ...]
     code: Exit
@@ -205,22 +208,22 @@ class Judgement:
     @property
     def to_confirm(self) -> tuple[str, ...]:
         """Ids of the cases that must be measured again before they are reported."""
-        return tuple(sorted({f.unit.key.case_id for f in self.findings if f.flagged}))
+        return tuple(sorted({f.key.case_id for f in self.findings if f.flagged}))
 
     @property
-    def times(self) -> tuple[Finding, ...]:
+    def times(self) -> tuple[Unit, ...]:
         """Findings about times that speak through the exit code; none where only exact rules are judged."""
         if self.mode == "machine-free":
             return ()
-        return tuple(f for f in self.findings if f.unit.is_time and not f.told_only)
+        return tuple(f for f in self.findings if f.is_time and not f.told_only)
 
     @property
-    def undecided(self) -> tuple[Finding, ...]:
+    def undecided(self) -> tuple[Unit, ...]:
         """Those of `times` that are INCONCLUSIVE."""
         return tuple(f for f in self.times if f.verdict is Verdict.INCONCLUSIVE)
 
     @property
-    def suspects(self) -> tuple[Finding, ...]:
+    def suspects(self) -> tuple[Unit, ...]:
         """Findings whose silence would be approval: undecided, and they look slower or are in doubt; the slowest first."""
         found = (f for f in self.findings if (f.looks_slower or f.in_doubt) and not f.held)
         return tuple(sorted(found, key=lambda f: -f.change))

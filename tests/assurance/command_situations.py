@@ -329,7 +329,7 @@ SITUATIONS = {
     "renamed_benchmarks": Planted("the candidate names its benchmarks otherwise", 5, {CODE: EQUAL.replace("bench.py::", "speed.py::")}),
     "benchmarks_that_come_and_go": Planted("the candidate does not write the same benchmarks each time", 6, {CODE: EQUAL + "import random\nall_of = times\ndef times():\n    return all_of() | {f'bench.py::{random.random()}': 0.01}\n"}),
     "ended_without_a_word": Planted("the candidate ends by os._exit(0) before the work; wall time", 6, {CODE: "import os\nos._exit(0)\n"}, TIMED, line=WALL, words=LOOSE),
-    "time_that_is_none": Planted("a figure of the candidate is 0", 2, {CODE: package(a=0.0, b=0.02)}),
+    "time_that_is_none": Planted("a figure of the candidate is 0", 6, {CODE: package(a=0.0, b=0.02)}),
     "constants": Planted("all samples of the candidate are equal", 6, sampled("data = [seconds] * len(data)"), {BENCH: DATA, **sampled()}),
 }  # fmt: skip
 

@@ -50,13 +50,12 @@ def time_row(
     clocks: Sequence[float] = (),
     resolved: Mapping[str, object] | None = None,
     bytes_moved: float | None = None,
-    late: int = 0,
 ) -> Measurement:
     """One sample a round."""
     return row(
         case(n), arm, times, metric, baseline=baseline if arm != baseline else "", regime="isolated",
         resolved=resolved or {}, rounds=tuple(range(len(times))), sample_clock_mhz=tuple(clocks),
-        bytes_moved=bytes_moved, timing={"method": "cuda_events", "late_samples": late},
+        bytes_moved=bytes_moved, timing={"method": "cuda_events"},
     )  # fmt: skip
 
 
@@ -127,11 +126,6 @@ def run(tmp: Path, before: Rows, after: Rows, *, policy: Policy = POLICY, **opti
             write(folder, confirm[index], session=session, stage=2, env=envs[index])
         sides.append(load_side(folder, name, ""))
     return judge(*sides, policy, today=TODAY, **options)
-
-
-def verdict(judgement: Judgement) -> str:
-    (finding,) = [f for f in judgement.findings if f.unit.rule.rule == "timed"]
-    return str(finding.verdict)
 
 
 def slowed(factor: float, *, spread: float = 0.005, seed: int = 0) -> tuple[Rows, Rows]:

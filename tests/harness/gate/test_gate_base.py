@@ -98,7 +98,7 @@ def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(
                 sweep.hear(60)
             fastest[name] = min(min(samples) for samples in sweep.rows()["samples"])
             sweep.close()
-        raise runner.SideError("candidate", "no more", 1)
+        raise runner.SideError("candidate", "no more", "broken", ("import", "x", "y"))
 
     monkeypatch.setattr(Sweeping, "measure", measure)
     assert main(["gate", "--against", "HEAD", "--results-dir", str(tmp_path / "r")]) == 1
@@ -121,7 +121,7 @@ def test_the_verdict_tells_it(
 
     def broken(sweeping: Sweeping, *args: object) -> None:
         asked.append(sweeping.trees["candidate"])
-        raise runner.SideError("candidate", "ImportError: no", 1)
+        raise runner.SideError("candidate", "ImportError: no", "broken", ("import", "x", "y"))
 
     monkeypatch.setattr(Sweeping, "measure", broken)
     assert main(["gate", "--against", "HEAD", "--results-dir", str(tmp_path / "r")]) == 1

@@ -12,8 +12,8 @@ from harness import gate
 from harness.__main__ import main
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
-from harness.gate.runner import Round, Session, SideError
-from harness.gate.sweeping import EndedError, Sweep, Sweeping
+from harness.gate.runner import Round, Session
+from harness.gate.sweeping import EndedError, Sweep, Sweeping, no_start
 from harness.gate.unit import Judgement
 
 ROOT = Path(gate.__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def judged(side: str, code: int | None) -> Judgement:
 
     class Broken(Sweeping):
         def measure(self, this: Round) -> None:
-            raise SideError(side, "SyntaxError: x", code)
+            raise no_start(side, ROOT, "SyntaxError: x", code)
 
     sides = {"baseline": ROOT, "candidate": ROOT}
     return Session(Broken(sides, ["sweep=x"], 1), load_policy(), Path("nowhere")).run()

@@ -201,6 +201,9 @@ STOPPED = [
     [f[: int((f["val_loss"] < 2.05).argmax()) + 1] for f in runs(seed, sd=0.002, count=201)]
     for seed in (0, 1)
 ]
+RATES = [
+    *(np.linspace(1, end, 11) for end in (0.1, 0.2))
+]  # a run's rate is no schedule where another run of its side has another
 HONEST: dict[str, tuple[Any, ...]] = {
     "spikes at other steps": tuple(SPIKED),
     "stopped at a target": tuple(STOPPED),
@@ -210,6 +213,7 @@ HONEST: dict[str, tuple[Any, ...]] = {
     "a treatment of another name": (named(A, way="old"), named(B, way="new"), {"treatment": ["way"]}),
     "of each run its own": (named(A, host=[*"abcde"], lr_id=[*"vwxyz"]), named(B, host=[*"fghij"], lr_id=[*"klmno"])),
     "one side logged more often": (A, [f.assign(step=f["step"] / 2) for f in runs(1, count=21)]),
+    "a rate of each run": tuple(named(side, lr=[RATES[k ^ (i == 1)] for i in range(5)]) for k, side in enumerate((A, B))),
     "a window": (LONG_A, LONG_B, {"window": 7}),
     "pairs": (*pairs(), PAIRS),
     "pairs that spike": (
