@@ -1,4 +1,4 @@
-"""Benchmark files: JSON of pytest-benchmark as rows of the store, and several files of one side as its rounds.
+"""Benchmark files: JSON of pytest-benchmark, asv and nvbench as rows of the store, and several files of one side as its rounds.
 
 A test runs in one process, and what one process measures is no independent evidence of the next: a file is one round,
 whether it is named to the gate beside others or imported.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import store
+from harness.gate import other_files
 from harness.gate.figures import SUITE
 from harness.gate.sides import load_side
 from harness.machine.environment import env_id
@@ -25,7 +26,7 @@ from harness.store.outside import from_json, read_text
 from harness.store.private import hashed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Literal
 
     from harness.gate.sides import Side
@@ -37,12 +38,14 @@ MILLISECONDS = {
     "us": 1e-3,
     "ns": 1e-6,
 }  # of the units of time that a file may state
-# Files of others by the keys that theirs have: google-benchmark 1.9, pyperf 2, hyperfine 1, nvbench's JSON, asv's results
+# Files of others by the keys that theirs have: nvbench's JSON, asv's results; google-benchmark 1.9, pyperf 2, hyperfine 1
+_READ = {
+    other_files.nvbench: {"devices", "benchmarks"},
+    other_files.asv: {"commit_hash", "env_name", "results"},
+}
 _OTHERS = {
     "google-benchmark": {"context", "benchmarks"},
     "pyperf": {"benchmarks", "metadata", "version"},
-    "nvbench": {"benchmarks", "devices"},
-    "asv": {"commit_hash", "results"},
     "hyperfine": {"results"},
 }
 ARM = "test"
@@ -61,7 +64,7 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
     """One side of the gate from files of as many processes, each a run of its own as if it were imported, and so a round.
 
     Raises:
-        UsageError: a file can't be read or is of another program, or one is named twice.
+        UsageError: a file can't be read or is of a program that is not read, or one is named twice.
         GateError: the files are of several machines (exit 3).
     """
     seen: dict[str, Path] = {}
@@ -102,14 +105,18 @@ def read_file(path: Path) -> Benchmarks:
     """What a file holds.
 
     Raises:
-        UsageError: it can't be read, is of another program, holds no test, or is not as pytest-benchmark writes it.
+        UsageError: it can't be read, is of a program that is not read, holds no test, or is not as its program writes it.
     """
     try:
         document = from_json(read_text(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    known = document.keys() if isinstance(document, dict) else set()
+    for read, keys in _READ.items():
+        if keys <= known:
+            return of_document(document, path, read)
     for maker, keys in _OTHERS.items():
-        if isinstance(document, dict) and keys <= document.keys():
+        if keys <= known:
             raise UsageError(
                 f"{path} is no pytest-benchmark file but one of {maker}, which is not read here; write its figures in that "
                 "form, or gate --command times the program itself"
@@ -117,20 +124,23 @@ def read_file(path: Path) -> Benchmarks:
     return of_document(document, path)
 
 
-def of_document(document: Any, path: Path) -> Benchmarks:
-    """What a document in the form of pytest-benchmark holds; see `read_file`."""
+def of_document(document: Any, path: Path, read: Callable[[Any, Path], Any] | None = None) -> Benchmarks:
+    """What a document holds, in the form of pytest-benchmark or as another program's reader makes that of it; see `read_file`."""
+    maker = read.__name__ if read else SUITE
     try:
-        found = Benchmarks([_row(test) for test in document["benchmarks"]], _environment(document), document)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        document = read(document, path) if read else document
+        rows = [_row(test, maker) for test in document["benchmarks"]]
+        found = Benchmarks(rows, _environment(document), document)
+    except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{path} is not as pytest-benchmark --benchmark-json writes it: {type(error).__name__}: {error!s:.150}"
+            f"{path} is not as {maker} writes it: {type(error).__name__}: {error!s:.150}"
         ) from error
     if not found.rows:
         raise UsageError(f"{path} contains no benchmark that ran; did its program run any?")
     return found
 
 
-def _row(test: Any) -> Measurement:
+def _row(test: Any, maker: str) -> Measurement:
     """One test's figures, a single round, as times in ms: those of which higher is better as time a unit, and others as if seconds.
 
     `unit` and `higher_is_better` may stand in the entry or in its extra_info; without them a figure is in seconds.
@@ -164,14 +174,14 @@ def _row(test: Any) -> Measurement:
         status="ok",
         regime="isolated",
         resolved={
-            "timed": f"one call, by {SUITE}",
+            "timed": f"one call, by {maker}",
             "iterations": stats.get("iterations"),
             **(said if about else {}),
             **({"extra_info": extra} if extra else {}),
         },
         samples=tuple(data),
         rounds=(0,) * len(data),
-        timing={"method": SUITE, "raw": bool(stats.get("data")), "iterations": stats.get("iterations")},
+        timing={"method": maker, "raw": bool(stats.get("data")), "iterations": stats.get("iterations")},
     )
 
 

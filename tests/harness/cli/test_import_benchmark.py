@@ -15,6 +15,7 @@ import pytest
 
 from harness import store
 from harness.__main__ import main
+from harness.store.outside import parse
 
 DOCUMENT: dict[str, Any] = {
     "machine_info": {
@@ -99,8 +100,6 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path) -> None:
     [
         ("{", "cannot read"),
         ({"results": [{"command": "x", "times": [1.0]}]}, "hyperfine"),
-        ({"results": {}, "commit_hash": "9d2eb", "env_name": "existing"}, "one of asv"),
-        ({"benchmarks": [{"name": "copy", "states": []}], "devices": []}, "one of nvbench"),
         ({"benchmarks": []}, "contains no benchmark"),
         ({"benchmarks": [{"fullname": "t"}]}, "KeyError: 'stats'"),
         ([], "is not as pytest-benchmark"),
@@ -125,4 +124,84 @@ def test_bad_files_are_one_line_and_write_nothing(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+RESULTS = {  # as asv 0.6.6 wrote them with --quick --record-samples, shortened
+    "commit_hash": "9d2eb37484ae6f20ce0866ff08c3a181d6997961",
+    "env_name": "existing",
+    "date": 1795951790000,
+    "params": {"cpu": "Intel(R) Xeon(R) Processor", "machine": "vm", "num_cpu": "2", "os": "Linux 6.18.44"},
+    "python": "3.11",
+    "result_columns": ["result", "params", "version", "stats_ci_99_a", "samples"],
+    "results": {
+        "bench.Sizes.time_sum": [
+            [2.5e-06, 1.6e-05, float("nan"), None],
+            [["10", "1000"], ["'a'", "'b'"]],
+            "d02d",
+            [float("-inf")] * 4,
+            [[2.5e-06, 2.7e-06], [1.6e-05], None, None],
+        ],
+        "bench.peakmem_list": [[24731648], [], "5980"],
+        "bench.time_fails": [None, [], "e056"],
+    },
+    "version": 2,
+}
+MEAN = {"tag": "nv/cold/time/gpu/mean", "data": [{"name": "value", "type": "float64", "value": "0.0015"}]}
+STATES = {  # the keys that nvbench's `json_printer.cu` writes
+    "devices": [{"name": "NVIDIA H200"}],
+    "benchmarks": [
+        {
+            "name": "copy",
+            "states": [
+                {
+                    "name": "Device=0 N=2^20",
+                    "is_skipped": False,
+                    "summaries": [MEAN],
+                },
+                {"name": "Device=0 N=2^40", "is_skipped": True, "summaries": [MEAN]},
+            ],
+        }
+    ],
+}
+
+
+def test_asv_samples_units_and_what_did_not_run(tmp_path: Path) -> None:
+    """Oracle: the file. NaN is a skipped combination, null a failed one; `benchmarks.json` holds the unit."""
+    (tmp_path / "results" / "vm").mkdir(parents=True)
+    file = tmp_path / "results" / "vm" / "9d2eb374.json"
+    file.write_text(json.dumps(RESULTS))
+    about = {
+        "bench.peakmem_list": {"unit": "bytes"},
+        "bench.Sizes.time_sum": {"unit": "seconds"},
+        "version": 2,
+    }
+    (tmp_path / "results" / "benchmarks.json").write_text(json.dumps(about))
+    assert main(["import", str(file), "--results-dir", str(tmp_path / "r")]) == 0
+    rows = {parse(row.axes)["test"]: row for row in store.read(tmp_path / "r").itertuples()}
+    assert rows.keys() == {f"bench.Sizes.time_sum({n})" for n in ("10, 'a'", "10, 'b'")} | {
+        "bench.peakmem_list"
+    }
+    assert rows["bench.Sizes.time_sum(10, 'a')"].samples.tolist() == pytest.approx([2.5e-3, 2.7e-3])
+    assert parse(rows["bench.Sizes.time_sum(10, 'a')"].resolved)["unit"] == "s"
+    assert parse(rows["bench.peakmem_list"].resolved)["unit"] == "bytes"
+    assert parse(rows["bench.peakmem_list"].timing)["method"] == "asv"
+    assert parse(rows["bench.peakmem_list"].env)["git_commit"] == RESULTS["commit_hash"]
+
+
+def test_nvbench_states(tmp_path: Path) -> None:
+    """Oracle: the file. A skipped state has no row, and the device is its GPU."""
+    assert imported(tmp_path, STATES) == 0
+    (row,) = store.read(tmp_path / "r").itertuples()
+    assert row.samples.tolist() == pytest.approx([1.5])
+    env = parse(row.env)
+    assert (env["device"], env["gpu"]) == ("cuda", "NVIDIA H200")
+    assert parse(row.axes)["test"] == "copy Device=0 N=2^20"
+
+
+@pytest.mark.parametrize(
+    "change", [{"results": 3}, {"result_columns": []}, {"params": None}, {"date": "x"}, {"results": {}}]
+)
+def test_a_bent_asv_file_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    assert imported(tmp_path, {**RESULTS, **change}) == 2
     assert not (tmp_path / "r").exists()
