@@ -151,7 +151,8 @@ class Model:
         """
         factor = tokens / self.tokens
         layers = tuple(replace(layer, tokens=round(layer.tokens * factor)) for layer in self.layers)
-        return replace(_scaled(self, factor, 1.0), layers=layers, tokens=tokens)
+        exchanges = tuple(replace(each, sent=each.sent * factor) for each in self.exchanges)
+        return replace(_scaled(self, factor, 1.0), layers=layers, tokens=tokens, exchanges=exchanges)
 
 
 def mark_head(layers: Sequence[Linear], vocabularies: Iterable[int | None]) -> tuple[Linear, ...]:

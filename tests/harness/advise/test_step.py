@@ -96,6 +96,13 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
         split(trace(resolve("gpt2"), 1, 64), 2)
 
 
+def test_a_split_model_of_more_tokens_sends_as_much_more() -> None:
+    """Oracle: the model of more tokens, split."""
+    whole = model(("q", 64, 64), ("o", 64, 64))
+    more = 4 * whole.tokens
+    assert split(whole, 2).with_tokens(more).exchanges == split(whole.with_tokens(more), 2).exchanges != ()
+
+
 def test_a_cast_before_the_gather_is_of_a_shard() -> None:
     """Oracle: by hand; of 5 bytes an element a GPU moves those of its shard, and codes are transposed whole."""
     sends, plan = (
