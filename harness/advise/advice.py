@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.advise import decide, fp8_break_even
 from harness.advise.casts import ENGINE, FP8CORE, provenance
-from harness.advise.plan import TOO_LARGE
+from harness.advise.memory import TOO_LARGE
 from harness.advise.rates import MEASURED
 from harness.advise.step import Ratio
 from harness.store import printer
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.advise.decide import LayerAdvice, RecipeAdvice
+    from harness.advise.memory import Memory
     from harness.advise.model import Model
-    from harness.advise.plan import Memory, Plan
     from harness.advise.rates import Rates
     from harness.advise.step import Parts
     from harness.machine.hardware import Device
+    from harness.training.step import Step
 
 TRUSTED = (0.8, 1.25)
 _END_IN_BF16 = "cooldown_bf16:0.1"
@@ -99,7 +100,7 @@ class Advice:
     model: Model
     device: Device
     rates: Rates
-    plan: Plan
+    plan: Step
     options: tuple[RecipeAdvice, ...]
     chosen: RecipeAdvice
     parts: tuple[Parts, Parts]
@@ -177,7 +178,7 @@ class Advice:
     @property
     def reasons(self) -> tuple[Reason, ...]:
         """The questions that decide, in the words of those who ask."""
-        from harness.advise.views import sentence  # it shows the record that this is
+        from harness.advise.views import findings  # it shows the record that this is
 
         narrow, one_gpu = self.chosen.narrowest, self.plan.dp == self.plan.tp == self.plan.pp == 1
         coded = bool(self.chosen.converted) and self.chosen.fp8_all_gather
@@ -189,8 +190,8 @@ class Advice:
             "communication": coded if not one_gpu and (coded or self.exposed > decide.EXPOSED) else None,
             "eval loss": False if self.careful and self.chosen.recipe.one_scale else None,
         }
-        words = {True: "on", False: "off", None: ""}
-        return tuple(Reason(name, sentence(name, self), words[side]) for name, side in speaks.items())
+        words, found = {True: "on", False: "off", None: ""}, findings(self)
+        return tuple(Reason(name, found[name], words[side]) for name, side in speaks.items())
 
     def _repr_html_(self) -> str:
         from harness.advise.views import AdviceView

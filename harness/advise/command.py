@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fp8core.recipe import RECIPES
 from harness.advise import libraries, losses, measured
 from harness.advise.advice import Advice
 from harness.advise.asked_model import model_of, sizes
 from harness.advise.casts import ENGINE, LIBRARIES, not_by_default
 from harness.advise.decide import OFF, POSITIVE, advise, best, gather_matters_from, pays_from
 from harness.advise.gpu import gpu_and_rows
-from harness.advise.model import head_in_fp8
-from harness.advise.plan import BYTES, CHECKPOINTING
+from harness.advise.memory import GIB
+from harness.advise.model import head_in_fp8, split
 from harness.advise.rates import rates_of
-from harness.advise.scale.job import SCHEDULES, ClusterJob, layout
+from harness.advise.scale.layout import SCHEDULES, layout
 from harness.advise.scale.need import memory_of
 from harness.advise.step import both_steps
-from harness.advise.training import plan_of, traced
+from harness.advise.training import traced
 from harness.advise.views import AdviceView
 from harness.machine.ceilings import ceilings
 from harness.machine.terminal import console
@@ -29,6 +30,8 @@ from harness.store.errors import UsageError, unknown
 from harness.store.words import HELP, key, options_of
 from harness.training.models import MODELS
 from harness.training.models.user import TARGET
+from harness.training.setup import Setup
+from harness.training.step import BYTES, CHECKPOINTING, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from harness.advise.casts import RecipeCost
     from harness.advise.decide import RecipeAdvice
     from harness.advise.model import Model
-    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
     from harness.machine.hardware import Device
 
@@ -67,6 +69,7 @@ full=true, --full   the tables behind the answer
 json=true|FILE      print or write plain values
 exit 0 answered; 2 the request could not be carried out
 """
+_COMPUTE = {"fp32": "bf16_autocast", "bf16": "bf16"}  # products in bf16, by the masters' dtype
 GATHERS = {"auto": None, "true": True, "false": False}
 LIMIT = 1e9  # of a rate
 
@@ -175,25 +178,24 @@ def answer(question: Question) -> Advice:
     # How experts are split by tensor parallelism is not known, so that it is not planned either
     tp = 1 if whole.experts and q.tp is None and q.gpus is not None else q.tp
     sized = replace(whole, parameters=active)
-    split, said = layout(sized, q.gpus, q.dp, tp, q.pp, q.accumulation, q.schedule, q.node)
+    divided, said = layout(sized, q.gpus, q.dp, tp, q.pp, q.accumulation, q.schedule, q.node)
     batch, seq = 1, max(1, whole.tokens)  # all of a forward pass, however many sequences they are
     if isinstance(q.model, str) and q.model in MODELS:
         batch, seq = sizes(q.model, MODELS[q.model].max_seq, q.tokens, q.batch, q.seq)
-    same = ["checkpointing", "replicas", "node", "weights"]
-    job = ClusterJob(
-        **{name: getattr(q, name) for name in same},
-        **split,
+    plan = Setup(
+        **{name: getattr(q, name) for name in ("checkpointing", "replicas", "node", "reduce")},
+        **divided,
         model=whole.name,
-        gpu=device.key,
         batch=batch,
         seq=seq,
-        reduce=q.reduce or q.weights,
+        compute=_COMPUTE[q.weights],
         compiled=q.mode == "compile",
+        tp_gather_fp8=divided["tp"] > 1,
     )
-    model, plan = job.on_a_gpu(whole)
+    model = split(whole, plan.tp)
     if q.bf16_tokens_per_s is not None:
         _check_rate(q.bf16_tokens_per_s, whole, device)
-        tokens = whole.tokens * job.accumulation / (job.tp * job.pp)
+        tokens = whole.tokens * plan.accumulation / (plan.tp * plan.pp)
         plan = replace(plan, bf16_step_s=tokens / q.bf16_tokens_per_s)
     recipes = libraries.candidates(q.library, plan.compiled)
     if q.fp8_all_gather == "true" and plan.dp == plan.tp == 1:
@@ -238,12 +240,13 @@ def answer(question: Question) -> Advice:
         made_up=made_up,
         warnings=(said,) if said else (),
     )
-    recipe_name = chosen.recipe.name if found.decision in POSITIVE else ""
     asked = replace(
-        job, recipe=recipe_name, gather_fp8=found.fp8_all_gather, left_out=found.left_out["words"]
+        plan,
+        recipe=RECIPES[chosen.recipe.name] if found.decision in POSITIVE else None,
+        gather_fp8=found.fp8_all_gather,
+        left_out=tuple(layer.fqn for layer in model.layers if layer.fqn not in chosen.converted),
     )
-    memory = memory_of(model, int(device.memory_gib * 2**30), asked, q.gpus is not None, q.reduce)
-    return replace(found, memory=memory)
+    return replace(found, memory=memory_of(model, int(device.memory_gib * GIB), asked, q.gpus is not None))
 
 
 def _pays(head: set[str], more: RecipeAdvice, chosen: RecipeAdvice) -> bool:
@@ -251,7 +254,7 @@ def _pays(head: set[str], more: RecipeAdvice, chosen: RecipeAdvice) -> bool:
     return head <= more.converted and more.verdict != OFF and more.step.value >= chosen.step.value + 0.005
 
 
-def _in_bf16(plan: Plan) -> Plan:
+def _in_bf16(plan: Step) -> Step:
     """Nothing goes around in FP8, so that what is left is gained by products."""
     return replace(plan, gather_fp8=False, tp_gather_fp8=False)
 
@@ -275,12 +278,12 @@ def _cannot_send(recipe: RecipeCost, question: Question) -> str:
 
 
 def _checks(frame: pd.DataFrame, rates: Rates) -> list[Check]:
-    def of_case(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[Model, Plan] | None:
+    def of_case(axes: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[Model, Step] | None:
         if axes.get("model") not in MODELS or not isinstance(axes.get("batch"), int):
             return None
         extent = axes["batch"], axes["seq"], axes.get("layers"), resolved.get("vocab_size")
-        trained = axes.get("compute", ""), axes.get("checkpointing", "none"), axes.get("accumulation", 1)
-        return traced(axes["model"], *extent), plan_of(*trained, compiled=True)
+        named = {name: axes[name] for name in ("compute", "checkpointing", "accumulation") if name in axes}
+        return traced(axes["model"], *extent), Step(**named)
 
     steps = measured.steps(frame, rates, of_case)
     return [*measured.products(frame, rates), *measured.layers(frame, rates), *steps]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from harness.advise.layer import LayerCost
     from harness.advise.losses import Loss
     from harness.advise.model import Linear, Model
-    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
+    from harness.training.step import Step
 
 # Of the steps that the advice is "on" for at least 95 % stay at 0.98 of bf16 or above where the rates err as they say, drawn
 # ones and those of each named model: `python reports/studies/margins.py`; docs/advise-accuracy.md has what it found.
@@ -94,7 +94,7 @@ class RecipeAdvice:
 
     recipe: RecipeCost
     layers: tuple[LayerAdvice, ...]
-    plan: Plan
+    plan: Step
     step: Ratio
     everything: Ratio
     unavailable: str = ""
@@ -173,7 +173,7 @@ def verdict(step: Ratio) -> str:
 def advise(
     model: Model,
     rates: Rates,
-    plan: Plan,
+    plan: Step,
     recipe: RecipeCost,
     unavailable: str = "",
     fp8_all_gather: bool | None = False,
@@ -242,7 +242,7 @@ def barred(layer: Linear, recipe: RecipeCost) -> str:
 
 
 def choose(
-    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost, gain: float = LAYER_GAIN
+    model: Model, rates: Rates, plan: Step, recipe: RecipeCost, gain: float = LAYER_GAIN
 ) -> frozenset[str]:
     """Names of the layers that FP8 makes faster by `gain`, casts counted and shared ones counted once.
 
@@ -283,7 +283,7 @@ def choose(
     return found if total.total < step_cost(model, rates, plan, None).total * (1 - 1e-9) else frozenset()
 
 
-def _what_waits(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost) -> str:
+def _what_waits(model: Model, rates: Rates, plan: Step, recipe: RecipeCost) -> str:
     """Why a step gains nothing although layers of it do: "communication" or "launches" of the CPU; "" if neither."""
     bf16 = step_cost(model, rates, plan, None)
     fp8 = step_cost(model, rates, plan, recipe, able(model, recipe))
@@ -318,7 +318,7 @@ def best(options: Sequence[RecipeAdvice], careful: bool) -> RecipeAdvice:
     return next(option for option in usable if option.step.value >= top / STEP_GAIN)
 
 
-def pays_from(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost) -> int | None:
+def pays_from(model: Model, rates: Rates, plan: Step, recipe: RecipeCost) -> int | None:
     """Fewest tokens in a pass of one GPU at which the step gains `STEP_GAIN`, to 5 %; None if it never does."""
 
     def gains(tokens: int) -> bool:
@@ -336,7 +336,7 @@ def pays_from(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost) -> int
     return top
 
 
-def gather_matters_from(model: Model, rates: Rates, plan: Plan) -> int | None:
+def gather_matters_from(model: Model, rates: Rates, plan: Step) -> int | None:
     """Fewest GPUs at which FSDP's communication adds more than 5 % to the bf16 step; None if that never happens."""
 
     def matters(gpus: int) -> bool:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from harness.advise.casts import RecipeCost
     from harness.advise.model import Model
-    from harness.advise.plan import Plan
     from harness.advise.rates import Rates
+    from harness.training.step import Step
 
 _ISOLATED = "isolated"
 _PREDICTED = ("eager", "compile")  # a step recorded as a graph waits for no launch
@@ -66,7 +66,7 @@ def layers(frame: pd.DataFrame, rates: Rates) -> list[Check]:
 def steps(
     frame: pd.DataFrame,
     rates: Rates,
-    step_of: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Model, Plan] | None],
+    step_of: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Model, Step] | None],
 ) -> list[Check]:
     """Speedups of the suite `train`, with those layers converted that the arm had: all that can be, or the advised ones.
 

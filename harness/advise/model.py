@@ -115,6 +115,7 @@ class Model:
         whole: False where only the Linear layers are known, and neither attention nor what runs between.
         example: its layers are called as in this project's model, and not as in the reader's.
         active: parameters that a token meets, of experts only those it uses; 0: all of them.
+        exchanges: activations that tensor parallelism gathers and scatters in one pass, of one GPU's part.
         outside: what of all that lies outside of the blocks; None where that is not known.
     """
 
@@ -132,6 +133,7 @@ class Model:
     outside: Outside | None = None
     example: bool = False
     active: int = 0
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def width(self) -> int:
@@ -149,7 +151,8 @@ class Model:
         """
         factor = tokens / self.tokens
         layers = tuple(replace(layer, tokens=round(layer.tokens * factor)) for layer in self.layers)
-        return replace(_scaled(self, factor, 1.0), layers=layers, tokens=tokens)
+        exchanges = tuple(replace(each, sent=each.sent * factor) for each in self.exchanges)
+        return replace(_scaled(self, factor, 1.0), layers=layers, tokens=tokens, exchanges=exchanges)
 
 
 def mark_head(layers: Sequence[Linear], vocabularies: Iterable[int | None]) -> tuple[Linear, ...]:
@@ -203,8 +206,8 @@ def _scaled(model: Model, work: float, weights: float) -> Model:
     return replace(model, **changed(model), outside=outside)
 
 
-def split(model: Model, tp: int) -> tuple[Model, tuple[Exchange, ...]]:
-    """The part of one of `tp` GPUs, and the activations that go around the group in one forward pass.
+def split(model: Model, tp: int) -> Model:
+    """The part of one of `tp` GPUs, with the activations that go around the group in one forward pass.
 
     The pass has the tokens of the whole group. Between the products tokens are split too, so that what runs there
     is shared as well.
@@ -212,6 +215,8 @@ def split(model: Model, tp: int) -> tuple[Model, tuple[Exchange, ...]]:
     Raises:
         UsageError: a layer whose name says neither, or sizes that `tp` does not divide.
     """
+    if tp == 1:
+        return model
     layers = []
     readers: dict[int, list[Linear]] = {}
     scattered = []
@@ -233,8 +238,8 @@ def split(model: Model, tp: int) -> tuple[Model, tuple[Exchange, ...]]:
     gathered = [
         Exchange(2.0 * g[0].tokens * g[0].K, tuple(la.fqn for la in g), True) for g in readers.values()
     ]
-    part = replace(_scaled(model, 1 / tp, 1 / tp), layers=tuple(layers))
-    return part, (*gathered, *scattered)
+    part = _scaled(model, 1 / tp, 1 / tp)
+    return replace(part, layers=tuple(layers), exchanges=(*gathered, *scattered))
 
 
 def slowest_stage(model: Model, pp: int) -> Model:

@@ -32,12 +32,12 @@ from harness.machine.communication import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from harness.advise.casts import RecipeCost
-    from harness.advise.model import Model
-    from harness.advise.plan import Plan
+    from harness.advise.model import Exchange, Model
     from harness.advise.rates import Rates
+    from harness.training.step import Step
 
 _CONFIDENCE = 1.96
 _BF16, _FP8 = 2.0, 1.0  # bytes of an element
@@ -95,7 +95,7 @@ class Ratio:
 
 
 def step_cost(
-    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost | None, converted: Collection[str] = ()
+    model: Model, rates: Rates, plan: Step, recipe: RecipeCost | None, converted: Collection[str] = ()
 ) -> Parts:
     """One optimizer step on one GPU.
 
@@ -146,7 +146,7 @@ def step_cost(
     idle = max(0.0, kernels * rates["launch" if plan.compiled else "dispatch"] - once)
     first += others / 3 + model.attention / rates["attention"] + moved / bandwidth
     first += idle * first / once if once else 0.0
-    exchanged = _tensor_parallel(rates, plan, recipe, in_fp8_layers, times)
+    exchanged = _tensor_parallel(model.exchanges, rates, plan, recipe, in_fp8_layers, times)
     busy = Pass(first, once + idle - first) + exchanged
     return Parts(
         n * linear,
@@ -163,7 +163,7 @@ def step_cost(
 
 
 def step_ratio(
-    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost, converted: Collection[str]
+    model: Model, rates: Rates, plan: Step, recipe: RecipeCost, converted: Collection[str]
 ) -> float:
     """Step time in bf16 over step time in FP8."""
     bf16, fp8 = both_steps(model, rates, plan, recipe, converted)
@@ -171,7 +171,7 @@ def step_ratio(
 
 
 def both_steps(
-    model: Model, rates: Rates, plan: Plan, recipe: RecipeCost, converted: Collection[str]
+    model: Model, rates: Rates, plan: Step, recipe: RecipeCost, converted: Collection[str]
 ) -> tuple[Parts, Parts]:
     """The step in bf16 and in FP8; what the parts of bf16 leave of a measured bf16 step is in both."""
     bf16 = step_cost(model, rates, plan, None)
@@ -180,7 +180,7 @@ def both_steps(
     return replace(bf16, unexplained=rest), replace(fp8, unexplained=rest)
 
 
-def speedup(model: Model, rates: Rates, plan: Plan, recipe: RecipeCost, converted: Collection[str]) -> Ratio:
+def speedup(model: Model, rates: Rates, plan: Step, recipe: RecipeCost, converted: Collection[str]) -> Ratio:
     """Step time in bf16 over step time in FP8, with its interval."""
     return with_interval(lambda at: step_ratio(model, at, plan, recipe, converted), rates)
 
@@ -196,12 +196,12 @@ def with_interval(value: Callable[[Rates], float], rates: Rates) -> Ratio:
     return Ratio(middle, middle / half, middle * half)
 
 
-def sends_codes(recipe: RecipeCost | None, plan: Plan) -> bool:
+def sends_codes(recipe: RecipeCost | None, plan: Step) -> bool:
     """Whether FSDP gathers the converted layers' weights in FP8."""
     return recipe is not None and recipe.gathered_weight is not None and plan.dp > 1 and plan.gather_fp8
 
 
-def as_sent(recipe: RecipeCost, plan: Plan) -> RecipeCost:
+def as_sent(recipe: RecipeCost, plan: Step) -> RecipeCost:
     """The recipe with the cast of the weight that it then needs: in order that of a shard alone, as what is gathered is codes."""
     whole = recipe.gathered_weight
     if whole is None or not sends_codes(recipe, plan):
@@ -210,7 +210,7 @@ def as_sent(recipe: RecipeCost, plan: Plan) -> RecipeCost:
     return replace(recipe, casts={**recipe.casts, "weight": shard})
 
 
-def sharding(model: Model, rates: Rates, plan: Plan, busy: Pass, coded: float | None = None) -> float:
+def sharding(model: Model, rates: Rates, plan: Step, busy: Pass, coded: float | None = None) -> float:
     """What FSDP adds to the step: what `busy` does not hide, the first gather and last reduction, and its copies.
 
     With replicas (HSDP) what is reduced is then reduced among them too. FSDP2 copies what was gathered into each
@@ -228,7 +228,7 @@ def sharding(model: Model, rates: Rates, plan: Plan, busy: Pass, coded: float | 
     if plan.dp == 1:
         return 0.0
     calls = model.blocks + 1  # a collective of each block and of what is outside of blocks
-    shards = Group.of(plan.shards, plan.tp, plan.node)
+    shards, across = (plan.groups[name] for name in ("shard", "replicas"))
 
     def sent(kind: str, payload: float, group: Group) -> float:
         return seconds(kind, payload, group, rates["link"], rates["network"], calls)
@@ -239,7 +239,6 @@ def sharding(model: Model, rates: Rates, plan: Plan, busy: Pass, coded: float | 
     gather = sent(ALL_GATHER, gathered + slowed, shards)
     reduce = sent(REDUCE_SCATTER, gradients, shards)
     if plan.replicas > 1:
-        across = Group.of(plan.replicas, plan.dp * plan.tp // plan.replicas, plan.node)
         reduce += sent(ALL_REDUCE, gradients * plan.replicas / plan.dp, across)
     again = plan.pp == 1
     gathers = plan.accumulation if again else 1
@@ -258,8 +257,9 @@ def sharding(model: Model, rates: Rates, plan: Plan, busy: Pass, coded: float | 
 
 
 def _tensor_parallel(
+    exchanges: Sequence[Exchange],
     rates: Rates,
-    plan: Plan,
+    plan: Step,
     recipe: RecipeCost | None,
     converted: int,
     times: Mapping[str, Mapping[str, float]],
@@ -273,10 +273,10 @@ def _tensor_parallel(
         return Pass(0.0, 0.0)
     coded = recipe is not None and plan.tp_gather_fp8 and recipe.gathered_weight is not None
     overlaps = recipe is None or recipe.fuses_gathers
-    group = Group.of(plan.tp, 1, plan.node)
+    group = plan.groups["tp"]
     agreed = small_all_reduce(group) * converted if recipe is not None else 0.0
     forward = backward = agreed
-    for exchange in plan.exchanges:
+    for exchange in exchanges:
         if not all(fqn in times for fqn in exchange.layers):
             continue
         for role, gathers in (("output", exchange.gathers), ("grad_input", not exchange.gathers)):
@@ -290,7 +290,7 @@ def _tensor_parallel(
     return Pass(forward, backward)
 
 
-def pipeline(model: Model, rates: Rates, plan: Plan, busy: Pass) -> float:
+def pipeline(model: Model, rates: Rates, plan: Step, busy: Pass) -> float:
     """What a pipeline adds to the step: GPUs that wait while it fills and drains, and what goes between stages.
 
     1F1B idles for (p - 1) microbatches of a stage; interleaved, with v parts of the model on a GPU, for (p - 1) / v

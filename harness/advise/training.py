@@ -17,10 +17,8 @@ import torch
 from fp8core import audit
 from harness.advise.decide import POSITIVE, UNDECIDED, able, advise
 from harness.advise.gpu import gpu_and_rows, here, rows_of_runs
-from harness.advise.plan import BYTES, CHECKPOINTING, UPDATE_BYTES, Plan
 from harness.advise.rates import rates_of
 from harness.advise.recipes import described, unavailable
-from harness.advise.scale.job import ClusterJob
 from harness.advise.step import speedup, step_cost
 from harness.advise.trace import trace
 from harness.machine.ceilings import SUITES, ceilings
@@ -123,9 +121,8 @@ def advised(setup: Setup, machine: Machine) -> Advised:
     """
     assert setup.recipe is not None
     model, recipe = _model(setup), described(setup.recipe, setup.compiled)
-    plan = plan_of(setup.compute, setup.checkpointing, setup.accumulation, setup.compiled)
     reason = unavailable(recipe.name, machine.capability, setup.compiled)
-    found = advise(model, machine.rates, plan, recipe, reason)
+    found = advise(model, machine.rates, setup, recipe, reason)
     step, off = found.step, found.verdict not in POSITIVE
     every = [layer.fqn for layer in audit(skeleton(replace(setup, recipe=None, peer=""))).layers]
     left = tuple(fqn for fqn in every if off or fqn not in found.converted)
@@ -192,17 +189,15 @@ def _predicted(setup: Setup, world: int, device: str, gpu: Device | None) -> dic
             raise UsageError(f"{name} has no FP8 matrix units")
         if lacking := unavailable(recipe.name, known.capability, setup.compiled):
             raise UsageError(lacking)
-    same = ["model", "batch", "seq", "accumulation", "checkpointing", "compiled"]
-    job = ClusterJob(
-        **{name: getattr(setup, name) for name in same},
-        gpu=known.key,
-        world=world,
+    plan = replace(
+        setup,
+        dp=world,
         node=max(1, world // hosts()),
+        reduce="fp32",
         reduce_each=setup.accumulation > 1,
         gather_fp8=setup.recipe is not None and setup.recipe.fp8_all_gather,
-        weights=_masters(setup.compute),
     )
-    model, plan = job.on_a_gpu(_model(setup))
+    model = _model(setup)
     converted = able(model, recipe) if recipe is not None else ()
     gain = speedup(model, rates, plan, recipe, converted) if recipe is not None else None
     return {
@@ -243,19 +238,3 @@ def traced(
         }
         spec = replace(spec, config=replace(spec.config, **changed))
     return trace(spec, batch, seq)
-
-
-def plan_of(compute: str, checkpointing: str, accumulation: int, compiled: bool) -> Plan:
-    """How a training case is run, on one GPU."""
-    held = _masters(compute)
-    return Plan(
-        compiled=compiled,
-        again=CHECKPOINTING[checkpointing],
-        accumulation=accumulation,
-        update_bytes=UPDATE_BYTES[held],
-        gradient_bytes=float(BYTES[held]),
-    )
-
-
-def _masters(compute: str) -> str:
-    return "bf16" if compute == "bf16" else "fp32"

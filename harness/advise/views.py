@@ -1,33 +1,36 @@
-"""Views of an advice: words for a terminal, tables, code, plain values. Their text is in the templates beside this file."""
+"""Views of an advice: words for a terminal, tables, code, plain values."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
-from harness.advise import decide
+from harness.advise import decide, losses
 from harness.advise.casts import not_by_default
 from harness.advise.layer import gemm_sizes
-from harness.advise.plan import GIB, MARGIN, TOO_LARGE
+from harness.advise.memory import GIB, MARGIN, TOO_LARGE
+from harness.advise.printed_code import as_code
 from harness.advise.rates import FIGURES, MEASURED
 from harness.store import printer
-from harness.store.text import number, plural, printable
+from harness.store.text import number, plural, printable, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from harness.advise.advice import Advice
     from harness.advise.step import Ratio
 
-_CODE_WIDTH = 78
 _NAME = 16  # characters of a layer
 _MOST_CHECKS = 12
+_NO_WIDTH = 1e9
+_INDENT = " " * 5
+_NO_WAY = "none found by the model; a smaller model, more tensor parallelism, or a pipeline (pp=), of which no memory is predicted"
 # The output head in torchtitan, transformers and nanoGPT, Megatron, GPT-NeoX, and here
 HEADS = ("head", "lm_head", "output", "output_layer", "embed_out")
+_PLAN = (
+    "compiled accumulation dp replicas tp pp virtual node gather_fp8 copied reduce_each tp_gather_fp8 tp_overlap "
+    "update_bytes gradient_bytes bf16_step_s"
+)
 _TONES: dict[str, printer.Tone] = {decide.ON: "good", decide.OFF: "bad", TOO_LARGE: "bad"}
 
 
@@ -45,11 +48,9 @@ class AdviceView:
 
     def lines(self) -> list[str]:
         """The answer with its code; of `full` what the tables leave open too."""
-        told = []
-        for part in _filled("advice.txt.j2", a=self.advice).split("\n\n"):
-            label, _, text = part.lstrip("\n").partition("\t")
-            if text.strip():
-                told.append(label + " ".join(text.split()))
+        told = [
+            label + " ".join(printable(text).split()) for label, text in _parts(self.advice) if text.strip()
+        ]
         code = "" if self.advice.answer == TOO_LARGE else code_of(self.advice)
         told += ["code:", *(f"  {line}" for line in code.splitlines())] if code else []
         return told + list(_open(self.advice)) * self.full
@@ -61,6 +62,159 @@ class AdviceView:
     def data(self) -> dict[str, Any]:
         """Plain values; times in milliseconds."""
         return _data(self.advice)
+
+
+def _parts(a: Advice) -> Iterator[tuple[str, str]]:
+    """What is said, by its label; what is empty is not. Names may hold anything, and can end no line."""
+    plan, chosen, model, memory = a.plan, a.chosen, a.model, a.memory
+    recipe, loss, has_fp8, is_open = (
+        chosen.recipe.name,
+        chosen.loss,
+        a.rates.has_fp8,
+        a.decision == decide.UNDECIDED,
+    )
+    is_known = not model.whole or (
+        has_fp8 and a.rates.figures["fp8"].kind == MEASURED
+    )  # of rates, all that can be
+    yield "FP8: ", _answer(a, is_known) + f"; {plural(len(a.warnings), 'warning')} below" * bool(a.warnings)
+    asked = f"{model.name} on {a.device.key}: {model.tokens:,} tokens a pass, {'compiled' if plan.compiled else 'eager'}"
+    sizes = {"dp": plan.dp, "replicas": plan.replicas, "tp": plan.tp}
+    asked += "".join(f", {name}={size}" for name, size in sizes.items() if size > 1)
+    if plan.pp > 1:
+        schedule = "1F1B" if plan.virtual == 1 else "interleaved"
+        asked += f", pp={plan.pp} ({schedule}, {plan.accumulation} microbatches)"
+    yield "asked: ", asked
+    yield "not measured: ", "; ".join(a.not_measured) or "nothing that the gain rests on"
+    if has_fp8 and not chosen.unavailable:
+        judged = f"{recipe} was judged at no size: sweep=divergence"
+        if loss is not None:
+            gap = f" ({loss.gap})" * (loss.word == losses.FAIL)
+            size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
+            judged = f"{recipe} {loss.word}{gap} at {size}{'' if loss.counts else '; not near'}"
+        yield "loss: ", judged
+    yield "batches: " if model.whole else "note: ", a.made_up
+    if is_open:
+        rates = f"measure the {a.device.key} by `python -m harness sweep=ceilings` and name it by runs=RUN, or the step by"
+        what = "measure the step itself on that GPU by" if is_known else rates
+        loop = "`harness.ab` in your own loop on these GPUs"
+        yield (
+            "to tell: ",
+            f"{what} {loop if plan.world > 1 else f'`python -m harness sweep=train model={model.name}`'}",
+        )
+    if not has_fp8:
+        yield "why: ", a.finding("GPU generation")
+    else:
+        bf16 = a.parts[0]
+        share = f"{bf16.linear / bf16.total if bf16.total else 0:.0%} of the bf16 step{'' if model.whole else ' at the most'}"
+        yield "why: ", f"{chosen.gains or 'no layer can run it'}; Linear layers take {share}"
+        pays = f"from {a.pays_from:,} tokens a pass" if a.pays_from else "at no number of tokens"
+        yield _INDENT, f"its products pay {pays}; most products are {model.width:,} wide"
+        if plan.dp > 1:
+            yield _INDENT, f"communication {a.finding('communication')}"
+        elif plan.tp > 1 or model.experts:
+            yield _INDENT, a.finding("TP" if plan.tp > 1 else "dense or MoE")
+    if a.decision in decide.POSITIVE:
+        left, every = [*a.left_out["words"], *a.left_out["names"]], f"{len(model.layers)} Linear layers"
+        partly = f"{len(chosen.converted)} of {every}; in bf16: {some(left, 6, ', ')}"
+        yield "convert: ", partly if left else f"all {every}"
+    if a.with_head:
+        yield (
+            "head: ",
+            f"loss in FP8 not judged; with it {a.with_head.value:.2f}x: sweep=divergence, then head=fp8",
+        )
+    if memory:
+        needs, more = f"{_gib(memory.needed)} of {_gib(memory.device, 0)} GiB", "bf16"
+        if memory.fp8:
+            more = f"FP8, {(memory.needed - sum(memory.bf16.values())) / GIB:+.1f} against bf16"
+        least = f"weights, gradients and AdamW alone take {needs}; activations are not predicted for {memory.unknown}"
+        yield "memory: ", f"{memory.word}: {needs} in {more}, by the model" if memory.whole else least
+    if memory and a.answer == TOO_LARGE:
+        ways = ", or ".join(f"{way} ({_gib(size, 0)} GiB)" for way, size in memory.ways.items())
+        ways += "" if memory.whole else " for weights and optimizer alone"
+        yield "way out: ", f"{ways}; ask again with it for the code" if memory.ways else _NO_WAY
+    yield from (("warning: ", warning) for warning in a.warnings)
+
+
+def _answer(a: Advice, is_known: bool) -> str:
+    """The decision; `is_known`: measuring rates would not help."""
+    chosen, step, recipe = a.chosen, a.chosen.step, a.chosen.recipe.name
+    if a.decision == decide.UNDECIDED:
+        at_most = f"at most {step.value:.2f}x a step, a part of which is not known"
+        measure = "" if is_known else "; measure: sweep=ceilings, then runs=RUN"
+        said = f"{a.decision}; {f'{times(step)} contains 1' if a.model.whole else at_most}{measure}"
+    elif a.decision in decide.POSITIVE:
+        interval = f"{step.value:.2f}x a step, 95 % interval {step.low:.2f} to {step.high:.2f}"
+        said = f"{a.decision}, recipe {recipe} of {a.library}: {interval}"
+        said += "; the layers by themselves gain nothing" * chosen.by_gather
+    elif chosen.unavailable:
+        said = f"off: {chosen.unavailable}"
+    elif chosen.lossy:
+        said = f"off: {times(step)} a step, and the loss of {recipe} is worse"
+    elif chosen.converted:
+        said = f"off: at best {times(step)}, not worth {decide.STEP_GAIN - 1:.0%}"
+    else:
+        said = "off: no layer gains"
+    if a.memory is None or a.answer != TOO_LARGE:
+        return said
+    needs = f"{_gib(a.memory.needed, 0)} GiB of {_gib(a.memory.device, 0)} by the model"
+    return f"the step does not fit: {needs}. If it did: {said}"
+
+
+def findings(a: Advice) -> dict[str, str]:
+    """What is found of each of the questions that decide, see `Advice.reasons`."""
+    plan, chosen, model, recipe = a.plan, a.chosen, a.model, a.chosen.recipe
+    units = f"{a.device.key} has no FP8 matrix units: FP8 would be emulated, and slower"
+    if a.rates.has_fp8:
+        bf16, fp8 = (a.rates.figures[name] for name in ("bf16", "fp8"))
+        sheet = a.device.tflops.get("fp8", 0) / a.device.tflops["bf16"]
+        kinds = ", ".join(dict.fromkeys((fp8.kind, bf16.kind)))
+        units = f"{a.device.key} multiplies FP8 {fp8.value / bf16.value:.2f} times as fast as bf16 ({kinds}); its data sheet says {sheet:.2f}"
+    casts = f"casts of {recipe.mean_bytes:.1f} B/element"
+    pays = f"and {casts} FP8 pays from a width of {a.break_even:,.0f}"
+    if a.break_even > _NO_WIDTH:
+        pays = f"no width pays for {casts}"
+    kinds = "only the Linear layers are known: the step is an upper bound"
+    if model.whole:
+        linear, grouped, attention = (f"{share:.0%}" for share in a.flops)
+        experts = f", {grouped} in grouped experts, which stay in bf16" * model.experts
+        kinds = f"{'MoE' if model.experts else 'dense'}: {linear} of its FLOPs are in Linear layers{experts}, {attention} in attention"
+    split, one = f"tp={plan.tp}", chosen.narrowest
+    if plan.tp == 1:
+        split = "layers are whole (tp=1)"
+    elif one is not None:
+        split += f" leaves layers as narrow as {one.layer.fqn}, {one.layer.K} to {one.layer.N}: {one.ratio.value:.2f}x"
+    scales = "one scale a tensor, the coarsest" if recipe.one_scale else "scales of rows or blocks"
+    loss = (
+        f"{recipe.name} has {scales}; whether it trains the same is measured, not predicted: sweep=divergence"
+    )
+    if a.careful:
+        loss = f"it counts (priority=loss): {recipe.name} has {scales}; end in bf16 by schedule=cooldown_bf16:0.1"
+    found = {
+        "GPU generation": units,
+        "dim": f"most products are {model.width:,} wide; with {model.tokens:,} tokens {pays}",
+        "dense or MoE": kinds,
+        "TP": split,
+        "communication": _sends(a),
+        "eval loss": loss,
+    }
+    return {question: " ".join(printable(text).split()) for question, text in found.items()}
+
+
+def _sends(a: Advice) -> str:
+    """What a step waits for of what is sent."""
+    plan, chosen, (bf16, fp8) = a.plan, a.chosen, a.parts
+    if plan.world == 1:
+        return "nothing is sent (one GPU)"
+    said = f"exposed {_ms(bf16.communication)} of {_ms(bf16.total)} ms in bf16 ({a.exposed:.0%})"
+    if chosen.converted:
+        said += f", {_ms(fp8.communication)} of {_ms(fp8.total)} ms in FP8"
+        if chosen.fp8_all_gather:
+            said += "; FSDP gathers weights in FP8, half the bytes"
+        elif plan.dp > 1:
+            why = f", as {chosen.recipe.name} casts each along both axes"
+            said += f"; FSDP gathers weights in bf16{why * (chosen.recipe.gathered_weight is None)}"
+        said += "; TP inputs too" * chosen.tp_fp8_all_gather
+    return said
 
 
 def _open(found: Advice) -> Iterator[str]:
@@ -179,11 +333,6 @@ def _products(found: Advice) -> printer.Table:
     )
 
 
-def sentence(question: str, found: Advice) -> str:
-    """What is found of one of the questions that decide, see `Advice.reasons`."""
-    return " ".join(_filled("reasons.txt.j2", question=question, a=found).split())
-
-
 def code_of(found: Advice) -> str:
     """The code that does what was advised; "" where FP8 is off or nobody can tell."""
     if found.decision not in decide.POSITIVE:
@@ -193,43 +342,6 @@ def code_of(found: Advice) -> str:
     gathers["update_scales"] = found.chosen.recipe.scaling != "dynamic"
     gathers["heads"] = HEADS if found.model.example else ()
     return as_code(found.chosen.recipe.name, found.left_out, **gathers)
-
-
-def as_code(recipe: str, left_out: Mapping[str, Sequence[str]], **setup: Any) -> str:
-    """Python for a model `model`, and where a step needs calls of its own a `train_step`; all names are quoted.
-
-    Tests run the code of every recipe of fp8core, and let `fp8core.verify` judge the step.
-
-    Args:
-        recipe: its name.
-        left_out: what stays in bf16: last words of names under "words", whole ones under "names".
-        setup: what else it must do: library (default fp8core), compiled, sharded (FSDP), fp8_all_gather (of its weights),
-            split (tensor parallelism), tp_fp8_all_gather (of its inputs), schedule (of precisions), update_scales (in
-            each step), heads (what an output head may be called, if the names are not those of the reader's model).
-
-    >>> print(as_code("delayed", {"words": ["k"], "names": []}, compiled=True, update_scales=True))
-    import fp8core
-    LEFT_OUT = {'k'}  # last words of names
-    assert LEFT_OUT <= {n.rsplit(".", 1)[-1] for n, _ in model.named_modules()}
-    takes = lambda module, fqn: fqn.rsplit(".", 1)[-1] not in LEFT_OUT
-    fp8core.convert_to_float8_training(
-        model, config='delayed', module_filter_fn=takes)
-    model.compile()
-    def train_step(step, batch):
-        model(*batch).backward()
-        optimizer.step()
-        fp8core.update_scales(model)
-        optimizer.zero_grad()
-    """
-    known = ["compiled", "sharded", "fp8_all_gather", "split", "tp_fp8_all_gather"]
-    known += ["schedule", "update_scales", "heads"]
-    asked = {"library": "fp8core", **dict.fromkeys(known), **setup}
-    template = _templates().overlay(finalize=None).get_template("code.py.j2")
-    heads = asked["heads"] or ()
-    words = [word for word in left_out["words"] if word not in heads]
-    asked["heads"] = heads if len(words) < len(left_out["words"]) else ()
-    code = template.render(recipe=recipe, s=asked, words=words, names=left_out["names"])
-    return "\n".join(line for line in code.splitlines() if line.strip())
 
 
 def _data(found: Advice) -> dict[str, Any]:
@@ -246,7 +358,11 @@ def _data(found: Advice) -> dict[str, Any]:
         "recipe": chosen.recipe.name,
         **picked(found, "library fp8_all_gather tp_fp8_all_gather schedule"),
         "reasons": [picked(each, "question finding speaks_for") for each in found.reasons],
-        "plan": asdict(found.plan),
+        "plan": {
+            **picked(found.plan, _PLAN),
+            "again": asdict(found.plan.again),
+            "exchanges": [asdict(each) for each in found.model.exchanges],
+        },
         "not_measured": "; ".join(found.not_measured),
         "memory": memory and picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
         "step_speedup": _ratio(chosen.step),
@@ -291,57 +407,6 @@ def _ratio(of: Ratio) -> dict[str, float]:
 def times(ratio: Ratio) -> str:
     """A ratio with its interval."""
     return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
-
-
-def _filled(template: str, **facts: Any) -> str:
-    return _templates().get_template(template).render(**facts)
-
-
-@functools.cache
-def _templates() -> jinja2.Environment:
-    """What is filled in can neither end a line nor a cell: names may hold anything."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: printable(value) if isinstance(value, str) else value,
-    )
-    made.filters |= {
-        "ms": _ms,
-        "gib": _gib,
-        "percent": "{:.0%}".format,
-        "times": times,
-        "f": lambda value, spec: format(value, spec),
-        "repr": repr,
-        "names": _names,
-        "fit": _fit,
-        "plural": plural,
-        "scaled": _scaled,
-    }
-    made.globals |= {"decide": decide, "TOO_LARGE": TOO_LARGE}
-    return made
-
-
-def _names(values: Sequence[str], start: str, comment: str = "") -> str:
-    """A set of quoted names, on as many lines as it takes."""
-    whole = f"{start} = {{{', '.join(map(repr, values))}}}{comment}"
-    if len(whole) <= _CODE_WIDTH:
-        return whole
-    lines = [f"{start} = {{{comment}"]
-    for value in map(repr, values):
-        if len(lines) > 1 and len(lines[-1]) + len(value) + 2 <= _CODE_WIDTH:
-            lines[-1] += f" {value},"
-        else:
-            lines.append(f"    {value},")
-    return "\n".join([*lines, "}"])
-
-
-def _fit(inner: str, head: str, bare: bool = False) -> str:
-    """A call in one line, or in two where it is too long; `bare`: without parentheses in one line."""
-    whole = head + (inner if bare else f"({inner})")
-    return whole if len(whole) <= _CODE_WIDTH else f"{head}(\n    {inner})"
 
 
 def _scaled(value: float) -> str:

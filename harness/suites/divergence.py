@@ -42,7 +42,8 @@ from harness.timing.device_memory import free_bytes
 from harness.timing.workload import ArmInfo, Trial, Unsupported
 from harness.training import batches, meta_estimate
 from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train
-from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup, Trainee
+from harness.training.setup import EXPERTS, Setup, Trainee
+from harness.training.step import CHECKPOINTING, COMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -53,7 +53,8 @@ from harness.training import batches, cuda_graph, meta_estimate
 from harness.training.data import CORPORA
 from harness.training.models import ModelSpec, resolve
 from harness.training.parallel.ranked import RankedArm
-from harness.training.setup import CHECKPOINTING, COMPUTE, EXPERTS, Setup
+from harness.training.setup import EXPERTS, Setup
+from harness.training.step import CHECKPOINTING, COMPUTE
 from harness.training.timed import Profile, Source, TimedArm
 
 if TYPE_CHECKING:

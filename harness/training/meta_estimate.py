@@ -18,12 +18,14 @@ from harness.training.models.calls import form_of, tokens_of
 from harness.training.models.flops import FORMULAS, counted_flops, recomputed, step_flops
 from harness.training.models.fused import fuse
 from harness.training.models.memory import GIB, fits, of_weights, predict
-from harness.training.setup import CHECKPOINTING, Setup
+from harness.training.step import CHECKPOINTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
+
+    from harness.training.setup import Setup
 
 Bytes = dict[str, int]
 

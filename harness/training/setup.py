@@ -31,6 +31,7 @@ from harness.store.errors import unknown
 from harness.timing.compiling import fresh_compile
 from harness.training.models import resolve
 from harness.training.models.fused import fuse
+from harness.training.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     from harness.training.models import Weights
 
-COMPUTE = ("fp32", "bf16_autocast", "bf16")
-CHECKPOINTING = ("none", "selective", "full")
 EXPERTS = (
     "hp",
     "fp8",
@@ -70,22 +69,15 @@ def mixed_precision(text: str, recipe: str = "tensorwise") -> Recipe | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Step):
     """One way to train one model; suites check the values where they enter, as those of axes.
 
     Attributes:
-        model: a name of `harness.training.models.MODELS`, or a user's model as JSON.
-        batch: sequences of one forward pass. A step sees `batch * accumulation` of them.
-        seq: tokens of a sequence.
-        compute: one of `COMPUTE`.
         recipe: FP8 recipe of the Linear layers; None leaves them as they are.
         peer: whose FP8 layers ("" for fp8core's): a name of `harness.peers.PEERS`.
         left_out: fully qualified names of Linear layers that stay as they are though there is a recipe.
         experts: of a mixture: one of `EXPERTS`.
-        checkpointing: activations that are recomputed: one of `CHECKPOINTING`.
-        accumulation: microbatches of a step.
         fused_modules: fp8core's RMSNorm and SwiGLU in the place of PyTorch's (`harness.training.models.fused`).
-        compiled: the forward pass, and with it the backward pass, under torch.compile as one graph.
         graph: eager, and fit to be recorded as a CUDA graph (`harness.training.cuda_graph`): a step never waits.
         layers: number of layers, where fewer than the model's own.
         vocab_size: of the corpus; None for the model's own.
@@ -94,18 +86,11 @@ class Setup:
         grad_clip: largest norm of all gradients together; inf only measures it, None doesn't.
     """
 
-    model: str
-    batch: int
-    seq: int
-    compute: str = "bf16_autocast"
     recipe: Recipe | None = None
     peer: str = ""
     left_out: tuple[str, ...] = ()
     experts: str = "hp"
-    checkpointing: str = "none"
-    accumulation: int = 1
     fused_modules: bool = False
-    compiled: bool = False
     graph: bool = False
     layers: int | None = None
     vocab_size: int | None = None
@@ -118,7 +103,7 @@ class Setup:
     @property
     def weight_dtype(self) -> torch.dtype:
         """Dtype of weights, gradients and the optimizer's state."""
-        return torch.bfloat16 if self.compute == "bf16" else torch.float32
+        return torch.bfloat16 if self.weights == "bf16" else torch.float32
 
     def converts(self, module: nn.Module, fqn: str) -> bool:
         """The module filter of the conversion."""

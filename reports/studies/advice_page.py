@@ -19,7 +19,7 @@ import jinja2
 import harness.report
 from harness.advise import decide
 from harness.advise.command import answer, parse
-from harness.advise.plan import GIB, TOO_LARGE
+from harness.advise.memory import GIB, TOO_LARGE
 from harness.store.errors import UsageError
 from harness.store.text import number
 

@@ -22,7 +22,6 @@ from harness.advise import decide
 from harness.advise.advised_arms import FLOOR
 from harness.advise.layer import closed_form
 from harness.advise.model import Linear, Model, Traffic
-from harness.advise.plan import Plan
 from harness.advise.rates import LARGE, rates_of
 from harness.advise.recipes import candidates, unavailable
 from harness.advise.step import Ratio, speedup, step_ratio
@@ -30,6 +29,7 @@ from harness.advise.trace import trace
 from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, Product
 from harness.machine.hardware import DEVICES
 from harness.training.models import MODELS
+from harness.training.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from harness.advise.rates import Rates
     from harness.machine.hardware import Device
 
-    Source = Callable[[random.Random, bool], "Step"]
+    Source = Callable[[random.Random, bool], "Drawn"]
 
 KEPT = 0.95
 DRAWS = 1000
@@ -82,12 +82,12 @@ COMPARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Drawn:
     """One training step on one GPU, under one recipe."""
 
     model: Model
     rates: Rates
-    plan: Plan
+    plan: Step
     recipe: RecipeCost
 
 
@@ -99,7 +99,7 @@ class Outcome:
     real: float
 
 
-def drawn(random_: random.Random, measured: bool) -> Step:
+def drawn(random_: random.Random, measured: bool) -> Drawn:
     """A step of no model in particular: up to twelve layers in up to four groups that read one tensor."""
     width, tokens = _size(random_, 256), _size(random_, 256, 131072)
     layers: list[Linear] = []
@@ -116,16 +116,16 @@ def drawn(random_: random.Random, measured: bool) -> Step:
     traffic = Traffic(moved, moved, kernels, max(len(layers), kernels // 3))
     weights = sum(layer.K * layer.N for layer in layers)
     model = Model("drawn", tuple(layers), tokens, attention, 0.0, traffic, traffic, weights, 1)
-    return Step(model, rates, plan, recipe)
+    return Drawn(model, rates, plan, recipe)
 
 
-def named(name: str, random_: random.Random, measured: bool) -> Step:
+def named(name: str, random_: random.Random, measured: bool) -> Drawn:
     """A step of a model of this project, of 1024 to 65536 tokens."""
     model = _one_sequence(name).with_tokens(2 ** random_.randint(10, 16))
-    return Step(model, *_machine(random_, measured))
+    return Drawn(model, *_machine(random_, measured))
 
 
-def outcome(step: Step, random_: random.Random, layer_gain: float = decide.LAYER_GAIN) -> Outcome:
+def outcome(step: Drawn, random_: random.Random, layer_gain: float = decide.LAYER_GAIN) -> Outcome:
     """The filter of the assumed rates, at rates that differ from them."""
     chosen = decide.choose(step.model, step.rates, step.plan, step.recipe, layer_gain)
     real = step.rates
@@ -157,7 +157,7 @@ def lost(real: Sequence[float]) -> float:
     return sum(ratio < FLOOR for ratio in real) / len(real) if real else 0.0
 
 
-def _machine(random_: random.Random, measured: bool) -> tuple[Rates, Plan, RecipeCost]:
+def _machine(random_: random.Random, measured: bool) -> tuple[Rates, Step, RecipeCost]:
     """A GPU with FP8, a mode and a recipe that it runs."""
     while True:
         device, compiled = random_.choice(DEVICES), random_.random() < 0.5
@@ -166,7 +166,7 @@ def _machine(random_: random.Random, measured: bool) -> tuple[Rates, Plan, Recip
             r for n, r in candidates(compiled).items() if not unavailable(n, device.capability, compiled)
         ]
         if rates.has_fp8 and recipes:
-            return rates, Plan(compiled=compiled), random_.choice(recipes)
+            return rates, Step(compiled=compiled), random_.choice(recipes)
 
 
 @functools.cache

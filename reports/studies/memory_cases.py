@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.advise.scale.job import ClusterJob
+from fp8core.recipe import RECIPES
+from harness.training.setup import Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Held:
     precision: str
     gib: float
     source: str
-    job: ClusterJob
+    job: Setup
     pair: str = ""
     in_view: bool = False
 
@@ -42,15 +43,16 @@ class Held:
 _AO = "torchao, docs, training workflow"
 _TITAN = "torchtitan, benchmarks/llama3_h100_202412"
 # torch 2.7 and torchtitan of early 2025: the loss in float32, not compiled. Its head stays in bf16.
-_STEP = ClusterJob("llama3_8b", "h100", 8, 1, 8192, checkpointing="by_op", loss="float32", left_out=("head",))
+_STEP = Setup(
+    "llama3_8b", 1, 8192, dp=8, reduce="fp32", checkpointing="by_op", compiled=True, loss="float32", left_out=("head",)
+)  # fmt: skip
 # torchtitan compiles the loss where it compiles the model since its pull request 1033 (2025-04)
 _LATER = replace(_STEP, loss="fused")
-_MI300X, _B200 = replace(_LATER, gpu="mi300x"), replace(_LATER, gpu="b200")
 _TWO = replace(_STEP, batch=2)
 
 
-def _recipe(job: ClusterJob, recipe: str) -> ClusterJob:
-    return replace(job, recipe=recipe, gather_fp8=recipe == "tensorwise")
+def _recipe(job: Setup, recipe: str) -> Setup:
+    return replace(job, recipe=RECIPES[recipe], gather_fp8=recipe == "tensorwise")
 
 
 def _torchtitan() -> tuple[Held, ...]:
@@ -66,8 +68,8 @@ def _torchtitan() -> tuple[Held, ...]:
             "8B, FSDP8, batch 2", h100, "compile", "tensorwise", 76.8, _TITAN,
             _recipe(_TWO, "tensorwise"), "8B, FSDP8, batch 2", True,
         ),
-        Held(name, mi300x, "compile", "bf16", 39.0, f"{_AO}, about 39 for all", _MI300X, in_view=True),
-        Held(name, b200, "compile", "bf16", 33.4, f"{_AO}, 33.4 to 33.9 for all", _B200, in_view=True),
+        Held(name, mi300x, "compile", "bf16", 39.0, f"{_AO}, about 39 for all", _LATER, in_view=True),
+        Held(name, b200, "compile", "bf16", 33.4, f"{_AO}, 33.4 to 33.9 for all", _LATER, in_view=True),
     )  # fmt: skip
 
 
@@ -117,9 +119,9 @@ def _kempner() -> tuple[Held, ...]:
         for model, world, tp, gb in rows:
             eager = source == _MFU and model == "llama_13b" and tp == 1
             batch, accumulation = _BATCHES[model]
-            job = ClusterJob(
-                model, "h200", world, batch, 4096, accumulation=accumulation, tp=tp, node=4, weights="bf16",
-                compiled=not eager, loss="native", unsplit_vocabulary=tp > 1,
+            job = Setup(
+                model, batch, 4096, dp=world // tp, tp=tp, node=4, accumulation=accumulation, compute="bf16",
+                checkpointing="full", reduce="fp32", compiled=not eager, loss="native", unsplit_vocabulary=tp > 1,
             )  # fmt: skip
             split, shard = f"TP{tp}" if tp > 1 else "", f"FSDP{world // tp}" if world > tp else ""
             words = " and ".join(filter(None, (split, shard)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memory_cases import CASES, Held
 
-from harness.advise.plan import GIB
+from harness.advise.memory import GIB
 from harness.advise.scale.held import memory
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from speedups.table import ROWS, Row
 from harness.advise.decide import ON, UNDECIDED, verdict
 from harness.advise.layer import layer_cost
 from harness.advise.model import Linear, Model, split
-from harness.advise.plan import Plan
 from harness.advise.rates import PUBLISHED, Figure, Rates, long_rate, rates_of
 from harness.advise.step import Ratio, speedup, step_ratio, with_interval
 from harness.advise.trace import trace
 from harness.machine.hardware import named
 from harness.training.models import MODELS, ModelSpec
 from harness.training.models.nanogpt import GptConfig
+from harness.training.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,25 +88,22 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Inputs:
     """What a case of a whole step is predicted from: its model (one GPU's part), rates, plan and layers in FP8."""
 
     model: Model
     rates: Rates
-    plan: Plan
+    plan: Step
     converted: frozenset[str]
 
 
-def step_of(case: Case) -> Step:
+def step_of(case: Case) -> Inputs:
     """The step of a case."""
-    model = _model(case.model, case.seq).with_tokens(case.batch * case.seq)
     given: dict[str, Any] = dict(case.plan)
-    plan = Plan(**{key: value for key, value in given.items() if key != "tp"})
-    if given.get("tp", 1) > 1:
-        model, exchanges = split(model, given["tp"])
-        plan = replace(plan, tp=given["tp"], exchanges=exchanges)
+    plan = Step(**given)
+    model = split(_model(case.model, case.seq).with_tokens(case.batch * case.seq), plan.tp)
     converted = (layer.fqn for layer in model.layers if layer.fqn.rsplit(".", 1)[-1] not in case.left_out)
-    return Step(model, machine(case.machine), plan, frozenset(converted))
+    return Inputs(model, machine(case.machine), plan, frozenset(converted))
 
 
 def outcome(case: Case) -> Outcome:

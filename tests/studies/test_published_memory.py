@@ -8,7 +8,7 @@ import pytest
 from documented_table import documented
 from published_memory import Outcome, differences, outcomes, summary, table
 
-from harness.advise.plan import MARGIN
+from harness.advise.memory import MARGIN
 
 PAGE = Path(__file__).parents[2] / "reports" / "published" / "studies" / "memory.md"
 

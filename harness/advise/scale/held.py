@@ -20,18 +20,17 @@ from torch import nn
 
 from fp8core import audit, convert_to_float8_training
 from fp8core.distributed.weight_gather import recipe_reason
-from fp8core.recipe import RECIPES
 from harness.advise.model import COLUMNS, ROWS
-from harness.advise.plan import BYTES
 from harness.store.errors import UsageError
 from harness.training import meta_estimate
 from harness.training.models import MODELS
-from harness.training.setup import Setup
+from harness.training.step import BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.advise.scale.job import ClusterJob
+    from fp8core.recipe import Recipe
+    from harness.training.setup import Setup
 
 
 _BLOCKS = "layers."
@@ -60,33 +59,33 @@ class Weights:
     rest: tuple[Weight, ...]
 
 
-def gathered_bytes(weights: Sequence[Weight], job: ClusterJob) -> int:
+def gathered_bytes(weights: Sequence[Weight], job: Setup) -> int:
     """Bytes of a group of parameters that FSDP gathers, each padded along its first dimension."""
-    return sum(w.padded(job.shard) * (CODE if w.fp8 and job.gather_fp8 else BF16) for w in weights)
+    return sum(w.padded(job.shards) * (CODE if w.fp8 and job.gather_fp8 else BF16) for w in weights)
 
 
-def reduced_bytes(weights: Sequence[Weight], job: ClusterJob) -> int:
+def reduced_bytes(weights: Sequence[Weight], job: Setup) -> int:
     """Bytes of a group of gradients that FSDP reduces, padded likewise."""
-    return sum(w.padded(job.shard) for w in weights) * BYTES[job.reduce]
+    return sum(w.padded(job.shards) for w in weights) * job.gradient_bytes
 
 
 @functools.cache
-def weights_of(model: str, recipe: str, tp: int, left_out: tuple[str, ...] = ()) -> Weights:
+def weights_of(model: str, recipe: Recipe | None, tp: int, left_out: tuple[str, ...] = ()) -> Weights:
     """The parameters of each block and of the rest; a tied one counts once.
 
     FSDP can send a recipe's weights in FP8 where one cast serves both GEMMs that read them.
 
     Args:
         model: a name of `harness.training.models.MODELS`.
-        recipe: a name of `fp8core.RECIPES`, or "" for none.
+        recipe: of the Linear layers; None for bf16.
         tp: GPUs that split each layer: a row-wise parallel one along its input, every other along its output.
-        left_out: last words of the names of layers that stay in bf16.
+        left_out: names of layers that stay in bf16; those of the first block stand for all blocks'.
     """
     spec = MODELS[model]
     one = spec.build(device="meta", layers=1)
     coded: set[str] = set()
-    if recipe and not recipe_reason(RECIPES[recipe]):
-        changed = convert_to_float8_training(one, config=RECIPES[recipe], allow_no_conversion=True)
+    if recipe is not None and not recipe_reason(recipe):
+        changed = convert_to_float8_training(one, config=recipe, allow_no_conversion=True)
         coded = {layer.fqn for layer in audit(changed).converted}
     found: tuple[list[Weight], list[Weight]] = ([], [])
     for name, parameter in one.named_parameters():
@@ -95,7 +94,7 @@ def weights_of(model: str, recipe: str, tp: int, left_out: tuple[str, ...] = ())
         embeds = isinstance(one.get_submodule(layer), nn.Embedding)
         if kind == "weight" and (embeds or word in COLUMNS | ROWS):
             shape[int(word in ROWS and not embeds)] //= tp
-        weight = Weight(tuple(shape), kind == "weight" and layer in coded and word not in left_out)
+        weight = Weight(tuple(shape), kind == "weight" and layer in coded and layer not in left_out)
         found[name.startswith(_BLOCKS)].append(weight)
     return Weights(tuple(found[True]), spec.layers, tuple(found[False]))
 
@@ -197,7 +196,7 @@ _ADAMW_STATES = 2
 LOSS_COPIES: Mapping[str, int] = {"fused": 1, "native": 3, "float32": 6}
 
 
-def memory(job: ClusterJob) -> dict[str, int]:
+def memory(job: Setup) -> dict[str, int]:
     """Bytes of one rank by `MEMORY`; their sum is the most that it holds.
 
     Whole are the weights outside of blocks and those of two blocks, and two blocks' gradients on their way to be
@@ -214,7 +213,7 @@ def memory(job: ClusterJob) -> dict[str, int]:
     mine = _local(weights.block, job) * weights.blocks + _local(rest, job)
     master = BYTES[job.weights]
     gradients, gathered, reduced = mine * master, 0, 0
-    if job.shard > 1:
+    if job.shards > 1:
         block, root = gathered_bytes(weights.block, job), gathered_bytes(rest, job)
         gathered = _FILLED * block + root  # as parameters
         gathered += (
@@ -226,9 +225,9 @@ def memory(job: ClusterJob) -> dict[str, int]:
             reduced = max(0, whole - gradients)
     elif job.weights == "fp32":
         gathered = BF16 * (mine if job.checkpointing == "none" else _local(rest, job))
-    held = _activations(replace(job, world=job.tp, replicas=1, accumulation=1, node=max(job.node, job.tp)))
+    held = _activations(replace(job, dp=1, replicas=1, accumulation=1))
     # Gradients are reduced when the activations of the loss and of most blocks are gone: the larger of the two counts
-    if job.shard > 1 and not reduced:
+    if job.shards > 1 and not reduced:
         on_the_way = min(_FILLED, weights.blocks) * reduced_bytes(weights.block, job) + reduced_bytes(
             rest, job
         )
@@ -244,45 +243,39 @@ def memory(job: ClusterJob) -> dict[str, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _activations(job: ClusterJob) -> dict[str, int]:
+def _activations(job: Setup) -> dict[str, int]:
     """What a forward and backward pass keeps and works in: the same for every number of GPUs.
 
     Compiled blocks by closed forms; eager ones from one block and two that ran on fake tensors.
     """
-    spec = MODELS[job.model]
-    logits = BF16 * job.tokens * spec.vocab_size // (1 if job.unsplit_vocabulary else job.tp)
+    spec, tokens, recipe = MODELS[job.model], job.batch * job.seq, job.recipe.name if job.recipe else ""
+    logits = BF16 * tokens * spec.vocab_size // (1 if job.unsplit_vocabulary else job.tp)
     if job.compiled or job.checkpointing == BY_OP:
         block, weights = Block.of(spec.config), weights_of(job.model, job.recipe, 1).block
         elements = sum(w.padded(1) for w in weights)
         waiting = spec.layers * (
-            kept(block, job.checkpointing, job.recipe, job.compiled) * job.tokens
-            + kept_weights(elements, job.checkpointing, job.recipe)
+            kept(block, job.checkpointing, recipe, job.compiled) * tokens
+            + kept_weights(elements, job.checkpointing, recipe)
         )
         # Besides, gradients of the block's weights; in FP8 codes of the largest along both axes
-        work = at_work(block, job.checkpointing, job.recipe) * job.tokens + BF16 * elements
-        work += 2 * max(w.padded(1) for w in weights) if job.recipe else 0
+        work = at_work(block, job.checkpointing, recipe) * tokens + BF16 * elements
+        work += 2 * max(w.padded(1) for w in weights) if recipe else 0
     else:
-        setup = setup_of(job)
-        one, two = (meta_estimate.memory(replace(setup, layers=layers), "cpu") for layers in (1, 2))
+        # Products run in bf16, whatever the masters are
+        parts = (replace(job, compute="bf16", layers=layers) for layers in (1, 2))
+        one, two = (meta_estimate.memory(part, "cpu") for part in parts)
         kept_by = [
             one[part] + (spec.layers - 1) * (two[part] - one[part]) for part in ("activations", "fp8_weights")
         ]
         waiting, work = sum(kept_by), max(one["workspace"], two["workspace"])
     waiting, work = waiting // job.tp, max(work // job.tp, LOSS_COPIES[job.loss] * logits)
     # Both inputs of a block that tensor parallelism gathered
-    whole = 2 * BF16 * job.tokens * spec.width * (job.tp - 1) // job.tp
+    whole = 2 * BF16 * tokens * spec.width * (job.tp - 1) // job.tp
     waiting += whole * spec.layers if job.checkpointing != "full" else 0
     return {"activations": waiting, "logits": logits, "workspace": work + whole}
 
 
-def setup_of(job: ClusterJob) -> Setup:
-    """How one GPU would train the job's model alone; products run in bf16."""
-    same = ["model", "batch", "seq", "checkpointing", "accumulation"]
-    recipe = RECIPES[job.recipe] if job.recipe else None
-    return Setup(**{name: getattr(job, name) for name in same}, recipe=recipe, compute="bf16")
-
-
-def _unsplit(rest: Sequence[Weight], job: ClusterJob) -> tuple[Weight, ...]:
+def _unsplit(rest: Sequence[Weight], job: Setup) -> tuple[Weight, ...]:
     """What is outside of blocks, with an embedding that tensor parallelism does not split."""
     vocabulary = MODELS[job.model].vocab_size
     first = next((i for i, w in enumerate(rest) if w.shape[0] * job.tp == vocabulary), None)
@@ -292,6 +285,6 @@ def _unsplit(rest: Sequence[Weight], job: ClusterJob) -> tuple[Weight, ...]:
     return (*rest[:first], whole, *rest[first + 1 :])
 
 
-def _local(weights: Sequence[Weight], job: ClusterJob) -> int:
+def _local(weights: Sequence[Weight], job: Setup) -> int:
     """Elements of a rank's shards, that of the first rank, which has the most."""
-    return sum(w.padded(job.shard) for w in weights) // job.shard
+    return sum(w.padded(job.shards) for w in weights) // job.shards

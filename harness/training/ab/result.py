@@ -64,7 +64,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrialPlan:
     """How the steps of a trial are dealt.
 
     Attributes:

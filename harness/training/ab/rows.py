@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from harness.training.ab.result import Plan, TrialResult
+    from harness.training.ab.result import TrialPlan, TrialResult
 
 SUITE = "ab"
 
 
-def measurements(result: TrialResult, plan: Plan, model: str) -> Iterator[Measurement]:
+def measurements(result: TrialResult, plan: TrialPlan, model: str) -> Iterator[Measurement]:
     """One row an arm: its timed steps with their rounds, or why there are none; then its energy, likewise."""
     steps = {"block": plan.block, "lead": plan.lead, "ranks": result.ranks}
     case = Case.of(SUITE, {"model": model, "recipe": result.recipe, **steps}, plan.seed)
@@ -86,7 +86,7 @@ def _energy(result: TrialResult, arm: str, time: Measurement) -> Measurement:
     return replace(row, status="skipped", samples=(), rounds=(), reason=why)
 
 
-def store(result: TrialResult, plan: Plan, model: str, results_dir: str | Path) -> Path:
+def store(result: TrialResult, plan: TrialPlan, model: str, results_dir: str | Path) -> Path:
     """Writes the rows of a trial as a run; returns its folder."""
     about = {
         "made_by": "trial",

@@ -26,7 +26,7 @@ from harness.timing.clock import Clock, clock_for
 from harness.training.ab import rows
 from harness.training.ab.exchange import Exchange
 from harness.training.ab.proving import Proving, Switch, refuse_a_profiler
-from harness.training.ab.result import BASE, FP8, Plan, TrialResult, Turn, merged
+from harness.training.ab.result import BASE, FP8, TrialPlan, TrialResult, Turn, merged
 from harness.training.ab.watch import Meter, Steps, StepWatch
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Trial:
             raise UsageError(f"after={after!r}: expected 'bf16', 'fp8' or None")
         if not isinstance(fp8_all_gather, bool):
             raise UsageError(f"fp8_all_gather={fp8_all_gather!r}: expected True or False")
-        self.plan = Plan(steps, block, lead, seed)
+        self.plan = TrialPlan(steps, block, lead, seed)
         self.model, self.done, self._gather = model, False, fp8_all_gather
         # Refused before anything is converted
         self._snapshot = None if restore is None else Snapshot(model, restore)

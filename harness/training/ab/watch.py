@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from harness.timing.clock import Clock
-    from harness.training.ab.result import Plan, Turn
+    from harness.training.ab.result import TrialPlan, Turn
 
 Shapes = tuple[tuple[int, ...], ...]
 # What is seen of a step beside its arm and its fault; None where it is not, as times of a step that is not timed
@@ -45,7 +45,7 @@ class StepWork:
         shapes = ", ".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes[:4])
         return f"{self.calls} forward passes of {shapes or 'shapes unseen'}, {self.updates} optimizer steps"
 
-    def unseen(self, plan: Plan) -> tuple[str, ...]:
+    def unseen(self, plan: TrialPlan) -> tuple[str, ...]:
         """What could not be watched in a trial whose steps train on this."""
         notes = {
             "shapes of batches were not seen: tell them by trial.step(batch)": not self.shapes,

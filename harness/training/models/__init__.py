@@ -17,16 +17,12 @@ import torch
 from fp8core.extensions import Table, of_type
 from harness.store.errors import UsageError, unknown
 from harness.store.tables import beside
-from harness.training.models.common import (
-    CHECKPOINTING,
-    Weights,
-    materialise,
-    share,
-)
+from harness.training.models.common import Weights, materialise, share
 from harness.training.models.llama import Llama, LlamaConfig, RopeScaling
 from harness.training.models.llama_moe import LlamaMoe, MoeConfig
 from harness.training.models.nanogpt import Gpt, GptConfig
 from harness.training.models.user import UserModel, user_model
+from harness.training.step import CHECKPOINTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

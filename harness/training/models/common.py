@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Weights = Literal["host", "device", "none"]  # where initial weights are drawn, if they are
 
-CHECKPOINTING = ("none", "selective", "full")
 INIT_STD = 0.02  # of every weight matrix; GPT-2's, also Llama's in its published configuration
 LOSS_CHUNK = 1024  # tokens whose logits are held in float32 at once
 

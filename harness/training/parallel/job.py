@@ -108,11 +108,10 @@ class ParallelRun:
     def trainee(self, model: nn.Module, passes: int, kind: type[Trainee] = Trainee, **more: Any) -> Trainee:
         """The converted model, or this rank's part of it, ready for steps of so many microbatches."""
         setup = Setup(
-            "",
-            BATCH * self.joined,
-            SEQ,
-            "fp32",
-            self.recipe,
+            batch=BATCH * self.joined,
+            seq=SEQ,
+            compute="fp32",
+            recipe=self.recipe,
             accumulation=passes,
             grad_clip=None,
             seed=self.seed,

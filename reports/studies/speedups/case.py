@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from harness.advise.plan import Recompute
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from harness.advise.casts import RecipeCost
-
-# Every second product of a block is run again, attention is kept (torchtitan, selective activation checkpointing by op).
-BY_OP = Recompute(matmul=0.5, elementwise=1.0)
-FULL = Recompute(1.0, 1.0, 1.0)
-EVERY_SECOND = Recompute(0.5, 0.5, 0.5)
 
 META_H100 = "H100 500 W, HBM2e"  # Meta's own, in which most published runs were made
 
@@ -33,7 +26,7 @@ class Case:
         source: where it stands.
         batch, seq: of one GPU's forward pass, of a tensor-parallel group's.
         bf16: published tokens/s of a GPU in bf16; None where it is not.
-        plan: arguments of `harness.advise.step.Plan`; "tp" is split off first.
+        plan: arguments of `harness.training.step.Step`.
         left_out: last words of names that stayed in bf16.
         layer: tokens, K and N of a single layer.
         known: all conditions that the prediction needs are published.

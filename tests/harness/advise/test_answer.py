@@ -11,7 +11,7 @@ import pytest
 
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
-from harness.advise.plan import GIB, TOO_LARGE
+from harness.advise.memory import GIB, TOO_LARGE
 from harness.advise.views import AdviceView
 from harness.store.printer import MOST, as_text
 

@@ -52,7 +52,8 @@ from harness.store.errors import UsageError
         ("model=llama3_1b gpu=h100 gpus=4 dp=8", "dp=8, tp=1, pp=1 multiply to"),
         ("model=llama3_1b gpu=h100 dp=8 pp=64", "has 16 blocks"),
         ("model=llama3_1b gpu=h100 schedule=interleaved dp=8", "pp="),
-        ("model=llama3_1b gpu=h100 dp=8 replicas=3", "is no multiple of tp x replicas"),
+        ("model=llama3_1b gpu=h100 dp=8 replicas=3", "dp=8 is no multiple of replicas=3"),
+        ("model=llama3_1b gpu=h100 dp=65536 tp=8", "world=524288: expected at most 65536"),
     ],
 )
 def test_bad_input_ends_in_one_line_and_exit_2(

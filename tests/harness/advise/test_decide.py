@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from harness.advise import decide
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.model import Linear, Traffic
-from harness.advise.plan import Plan
 from harness.advise.recipes import candidates
 from harness.advise.step import Ratio, step_ratio
 from harness.advise.trace import trace
 from harness.training.models import ModelSpec
 from harness.training.models.nanogpt import GptConfig
+from harness.training.step import Step
 
 RATES = round_h200()
-PLAN = Plan(update_bytes=0.0)
+PLAN = Step(compiled=True)
 NANOGPT = ModelSpec(
     "nanogpt", "GPT-2 124M as nanoGPT pads it", "", GptConfig(50304, 1024, 12, 12, 768, bias=True)
 )
@@ -40,7 +40,7 @@ def test_the_filter_of_nanogpt_excludes_what_the_formula_excludes(tokens: int, c
     nanogpt = trace(NANOGPT, tokens // 1024, 1024)
     for recipe in candidates(compiled).values():
         b = min(cast.total for cast in recipe.casts.values())
-        chosen = decide.choose(nanogpt, RATES, Plan(compiled=compiled), recipe)
+        chosen = decide.choose(nanogpt, RATES, Step(compiled=compiled), recipe)
         excluded = {layer.fqn for layer in nanogpt.layers if excluded_by_the_formula(layer, b)}
         assert not chosen & excluded, recipe.name
 
@@ -54,7 +54,7 @@ def filters(
     layers = tuple(replace(layer, input_id=inputs[i] * 2**16 + layer.K) for i, layer in enumerate(one.layers))
     one = replace(one, layers=layers, forward=Traffic(0.0, 0.0, launches, launches))
     recipe = RecipeCost("b", "kernels", {t: CastCost(b) for t in ("input", "weight", "grad_output")})
-    plan = Plan(dp=dp)
+    plan = Step(compiled=True, dp=dp)
     chosen = decide.choose(one, RATES, plan, recipe)
     names = [layer.fqn for layer in layers]
     subsets = (set(c) for n in range(len(names) + 1) for c in itertools.combinations(names, n))

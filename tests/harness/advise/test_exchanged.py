@@ -24,15 +24,15 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fp8core import Float8LinearConfig, convert_to_float8_training
+from fp8core import RECIPES, Float8LinearConfig, convert_to_float8_training
 from fp8core.proof.wire import Collectives, count_collectives
 from harness.advise.model import split
 from harness.advise.scale.held import gathered_bytes, reduced_bytes, weights_of
-from harness.advise.scale.job import ClusterJob
 from harness.advise.trace import trace
 from harness.machine.communication import ALL_GATHER, REDUCE_SCATTER
 from harness.training.models import MODELS
 from harness.training.models.common import replace_parameters
+from harness.training.setup import Setup
 
 BLOCKS = 2
 
@@ -71,7 +71,8 @@ def test_fsdp_gathers_and_reduces_what_shapes_say(
     model: str, world: int, recipe: str, gather_fp8: bool
 ) -> None:
     """Larger worlds than this machine could hold, real widths, uneven shards, codes of a byte each, recipes without."""
-    job = ClusterJob(model, "h100", world, 1, 64, recipe=recipe, gather_fp8=gather_fp8)
+    cast = RECIPES[recipe] if recipe else None
+    job = Setup(model, 1, 64, dp=world, recipe=cast, gather_fp8=gather_fp8)
     one: Any = MODELS[model].build(device="meta", layers=BLOCKS, dtype=torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     with fake_ranks(one, world) as (mesh, tokens):
@@ -86,7 +87,7 @@ def test_fsdp_gathers_and_reduces_what_shapes_say(
         fully_shard(one, mesh=mesh, mp_policy=policy)
         with count_collectives() as counts:
             one(tokens, tokens).backward()
-    weights = weights_of(model, recipe, 1)
+    weights = weights_of(model, cast, 1)
     block, rest = (gathered_bytes(part, job) for part in (weights.block, weights.rest))
     # The rest, which the forward pass used last, is still there in the backward pass
     assert seen(counts, ALL_GATHER) == (2 * BLOCKS + 1, (2 * BLOCKS * block + rest) // world)
@@ -132,7 +133,7 @@ def test_a_block_exchanges_what_dtensor_exchanges() -> None:
     due = []
     for blocks in (1, 2):
         spec = replace(MODELS["llama_tiny"], config=replace(MODELS["llama_tiny"].config, layers=blocks))
-        due.append(split(trace(spec, 1, 64), 2)[1])
+        due.append(split(trace(spec, 1, 64), 2).exchanges)
     for kind, gathers in ((ALL_GATHER, True), (REDUCE_SCATTER, False)):
         (few_calls, few), (calls, more) = (seen(counts, kind) for counts in real)
         # Forward, and backward, where each goes the other way round; of what is gathered a rank gives its half

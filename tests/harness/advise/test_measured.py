@@ -13,10 +13,10 @@ from harness.advise import measured
 from harness.advise.advice import Check
 from harness.advise.command import _checks, answer, parse
 from harness.advise.gpu import gpu_and_rows
-from harness.advise.plan import Plan
 from harness.advise.rates import rates_of
 from harness.machine.ceilings import ceilings
 from harness.store.case import Case
+from harness.training.step import Step
 
 RATES = round_h200()
 
@@ -31,7 +31,7 @@ def test_a_recorded_step_is_held_against_no_prediction(tmp_path: Path) -> None:
         "tensorwise_graph": {"ms": 7.0, "flops": e4m3, "baseline": "bf16_graph"},
     }
     rows = frame(tmp_path, Invented(1).times(Case.of("train", {"model": "m"}), arms))
-    known = model(("x", 8192, 8192)), Plan()
+    known = model(("x", 8192, 8192)), Step(compiled=True)
     assert [c.arm for c in measured.steps(rows, RATES, lambda axes, found: known)] == ["tensorwise_eager"]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.advise import decide, losses
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.losses import FACTOR, Loss
-from harness.advise.plan import Plan
+from harness.training.step import Step
 
 RATES = round_h200()
 SIZES = st.integers(10**5, 10**12)
@@ -36,7 +36,7 @@ def test_a_verdict_on_a_loss_counts_near_its_size_alone(
     found = losses.of("six", *here, among=(loss(*there, word), loss(*here, "FAIL", "other")))
     assert found is not None
     assert found.counts == near
-    by_time = decide.advise(model(("x", 8192, 8192)), RATES, Plan(update_bytes=0.0), SIX)
+    by_time = decide.advise(model(("x", 8192, 8192)), RATES, Step(compiled=True), SIX)
     assert by_time.verdict == decide.ON
     judged = replace(by_time, loss=found)
     assert judged.verdict == (decide.OFF if near and word == "FAIL" else decide.ON)
@@ -47,7 +47,7 @@ def test_a_verdict_on_a_loss_counts_near_its_size_alone(
 @given(value=st.floats(1.0, 3.0), width=st.sampled_from([1024, 8192, 16384]))
 def test_an_upper_bound_is_never_on(value: float, width: int) -> None:
     part = model(("x", width, width), whole=False)
-    found = decide.advise(part, RATES, Plan(update_bytes=0.0), SIX)
+    found = decide.advise(part, RATES, Step(compiled=True), SIX)
     assert found.verdict not in decide.POSITIVE
     assert found.step.low <= 1
 
@@ -69,7 +69,7 @@ def test_products_of_rows_under_tensor_parallelism_are_never_sure(b: float, tp: 
     """Published: 0.85 to 1.10 of bf16, which the interval has to hold."""
     casts = {t: CastCost(b) for t in ("input", "weight", "grad_output")}
     rows = RecipeCost("rows", "kernels", casts, fuses_gathers=False)
-    found = decide.advise(model(("x", 8192, 8192)), RATES, Plan(tp=tp, update_bytes=0.0), rows)
+    found = decide.advise(model(("x", 8192, 8192)), RATES, Step(tp=tp, compiled=True), rows)
     assert found.step.low < 0.847 or not found.converted
     assert found.verdict not in decide.POSITIVE
 

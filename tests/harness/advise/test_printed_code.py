@@ -19,7 +19,8 @@ from fp8core import Proof, verify
 from harness.advise.casts import ENGINE, FP8CORE, TORCHAO
 from harness.advise.command import answer, parse
 from harness.advise.libraries import candidates
-from harness.advise.views import AdviceView, as_code
+from harness.advise.printed_code import as_code
+from harness.advise.views import AdviceView
 
 HEAD = {"words": ["head"], "names": ["layers.1.up"]}
 CHOSEN = {"layers.0.up", "layers.0.down", "layers.1.down"}

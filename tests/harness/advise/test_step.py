@@ -10,7 +10,6 @@ from advise_fixtures import NOTHING, SIX, model, round_h200
 from harness.advise.casts import CastCost
 from harness.advise.layer import layer_cost
 from harness.advise.model import Exchange, Traffic, split
-from harness.advise.plan import Plan
 from harness.advise.step import (
     Pass,
     as_sent,
@@ -21,16 +20,20 @@ from harness.advise.step import (
 from harness.advise.trace import trace
 from harness.store.errors import UsageError
 from harness.training.models import resolve
+from harness.training.step import Step
 
 RATES = round_h200()
-BARE = Plan(update_bytes=0.0)
+BARE = Step(compiled=True)
 
 
 def test_amdahl_by_hand() -> None:
     """1 ms of attention and 2 ms between the products are the same on both sides."""
     one = model(("x", 4096, 4096), attention=RATES["attention"] * 1e-3 / 3)
     one = replace(
-        one, forward=Traffic(0.0, 1e-3 * RATES["bandwidth"], 0, 0), backward=replace(NOTHING, fused_bytes=4e9)
+        one,
+        parameters=0,
+        forward=Traffic(0.0, 1e-3 * RATES["bandwidth"], 0, 0),
+        backward=replace(NOTHING, fused_bytes=4e9),
     )
     cost = layer_cost(one.layers[0], SIX, RATES)
     bf16, fp8 = step_cost(one, RATES, BARE, None), step_cost(one, RATES, BARE, SIX, ["x"])
@@ -44,9 +47,8 @@ def test_amdahl_by_hand() -> None:
 
 def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
     """1 GB gathered forward and scattered backward, on 2 GPUs half of it each; in FP8 the gather takes half."""
-    one = model(("x", 4096, 4096))
-    exchange = Exchange(1e9, ("x",), True)
-    plan = replace(BARE, tp=2, exchanges=(exchange,))
+    one = replace(model(("x", 4096, 4096)), exchanges=(Exchange(1e9, ("x",), True),))
+    plan = replace(BARE, tp=2)
     each = 1e9 / 2 / RATES["link"] + 8.4e-6 + 3.4e-6
     assert step_cost(one, RATES, plan, None).communication == pytest.approx(2 * each)
     halved = replace(plan, tp_gather_fp8=True)
@@ -74,13 +76,13 @@ ONE = replace(model(("x", 16384, 16384)), parameters=500_000_000, blocks=10)
 
 def test_a_pipeline_idles_while_it_fills_and_drains() -> None:
     """1F1B: (p - 1) of m microbatches; interleaved with v parts a GPU: 1/v of that. Activations go by InfiniBand."""
-    plan = Plan(pp=8, dp=8, accumulation=32)
+    plan = Step(compiled=True, pp=8, dp=8, accumulation=32)
     once = 2 * ONE.tokens * 16384 / RATES["network"]
     busy = Pass(0.1, 0.2)
     assert pipeline(ONE, RATES, plan, busy) == pytest.approx(7 * 0.3 + 2 * 7 * once)
     two = pipeline(ONE, RATES, replace(plan, virtual=2), busy)
     assert two == pytest.approx(7 * 0.3 / 2 + 2 * 15 * once)
-    assert pipeline(ONE, RATES, Plan(), busy) == 0
+    assert pipeline(ONE, RATES, Step(compiled=True), busy) == 0
     slow = pipeline(ONE, RATES, plan, Pass(0.0, 0.0))
     assert slow == pytest.approx(2 * (7 + 32) * once), "nothing hides what goes between stages"
 
@@ -94,9 +96,19 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
         split(trace(resolve("gpt2"), 1, 64), 2)
 
 
+def test_a_split_model_of_more_tokens_sends_as_much_more() -> None:
+    """Oracle: the model of more tokens, split."""
+    whole = model(("q", 64, 64), ("o", 64, 64))
+    more = 4 * whole.tokens
+    assert split(whole, 2).with_tokens(more).exchanges == split(whole.with_tokens(more), 2).exchanges != ()
+
+
 def test_a_cast_before_the_gather_is_of_a_shard() -> None:
     """Oracle: by hand; of 5 bytes an element a GPU moves those of its shard, and codes are transposed whole."""
-    sends, plan = replace(SIX, gathered_weight=CastCost(5.0, 2.0)), Plan(dp=64, gather_fp8=True)
+    sends, plan = (
+        replace(SIX, gathered_weight=CastCost(5.0, 2.0)),
+        Step(compiled=True, dp=64, gather_fp8=True),
+    )
     weight = as_sent(sends, plan).casts["weight"]
     assert (weight.streamed, weight.strided) == (5 / 64, 2.0)
     assert as_sent(sends, replace(plan, replicas=8)).casts["weight"].streamed == 5 / 8

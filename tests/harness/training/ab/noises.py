@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.training.ab.result import FP8, Plan, Round, TrialResult
+from harness.training.ab.result import FP8, Round, TrialPlan, TrialResult
 
 Vector = NDArray[np.float64]
 Noise = Callable[
@@ -20,10 +20,10 @@ def quiet(rng: np.random.Generator, steps: int) -> Vector:
     return rng.normal(0, 0.01, steps)
 
 
-def simulated(noise: Noise, speedup: float, seed: int, plan: Plan | None = None) -> TrialResult:
+def simulated(noise: Noise, speedup: float, seed: int, plan: TrialPlan | None = None) -> TrialResult:
     """A trial whose FP8 steps take 1 / speedup of bf16's, under a noise."""
     rng = np.random.default_rng(seed)
-    plan = plan or Plan(seed=seed)
+    plan = plan or TrialPlan(seed=seed)
     turns = list(plan.turns())
     logs = noise(rng, len(turns))
     times: dict[int, dict[str, list[float]]] = {}

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from harness.store.errors import UsageError
-from harness.training.ab.result import ARMS, Plan
+from harness.training.ab.result import ARMS, TrialPlan
 
 
 @pytest.mark.parametrize(
     ("plan", "before", "per_round", "rounds"),
     [
-        (Plan(), "bwbwbnfwfwfcfc", 15, 12),
-        (Plan(steps=300, block=5, lead=2), "bwbwbnfwfwfcfc", 21, 13),
+        (TrialPlan(), "bwbwbnfwfwfcfc", 15, 12),
+        (TrialPlan(steps=300, block=5, lead=2), "bwbwbnfwfwfcfc", 21, 13),
     ],
 )
-def test_a_plan_by_hand(plan: Plan, before: str, per_round: int, rounds: int) -> None:
+def test_a_plan_by_hand(plan: TrialPlan, before: str, per_round: int, rounds: int) -> None:
     """Both precisions are warm and proved before the first block; each switch is followed by untimed steps."""
     turns = list(plan.turns())
     start = [turn for turn in turns if turn.round < 0]
@@ -46,4 +46,4 @@ def test_a_plan_by_hand(plan: Plan, before: str, per_round: int, rounds: int) ->
 )
 def test_a_plan_that_can_give_no_interval_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Plan(**arguments)
+        TrialPlan(**arguments)

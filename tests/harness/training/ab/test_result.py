@@ -25,7 +25,7 @@ from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.compare import paired_ratios
 from harness.store.printer import as_json
 from harness.training.ab import rows
-from harness.training.ab.result import AGAIN, ARMS, BASE, FP8, Plan, Round, TrialResult
+from harness.training.ab.result import AGAIN, ARMS, BASE, FP8, Round, TrialPlan, TrialResult
 
 
 def good(**changes: Any) -> TrialResult:
@@ -195,7 +195,7 @@ def test_no_line_gives_a_ratio_where_the_trial_has_none(changes: dict[str, Any],
     assert [result.data()[name] for name in ("speedup", "low", "high", "floor", "loss_gap")] == [None] * 5
     assert set(json.loads(as_json(result))["arms"][FP8].values()) == {None}
     assert "x (" not in "\n".join(told)
-    folder = rows.store(replace(result, device="cpu"), Plan(), "Net", tmp_path)
+    folder = rows.store(replace(result, device="cpu"), TrialPlan(), "Net", tmp_path)
     assert set(store.read([folder])["status"]) == {"failed"}
 
 
@@ -208,7 +208,7 @@ def test_a_page_of_trials_says_what_each_answered(tmp_path: Path) -> None:
     good = replace(good, rounds=tuple(replace(r, peak_bytes={FP8: (3 * 2.0**30,)}) for r in good.rounds))
     failed = replace(good, proved=False, rounds=(), problem="FP8 is not proved: rank 1: no FP8 GEMM ran")
     for name, result in (("Good", good), ("Failed", failed)):
-        rows.store(result, Plan(), name, tmp_path)
+        rows.store(result, TrialPlan(), name, tmp_path)
     assert main(["report", str(tmp_path / "ab"), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.md").read_text()
     assert "FP8 against bf16 in a user's own training loop" in page
@@ -236,6 +236,8 @@ def test_rows_of_a_recipe_from_another_package_say_whose_it_is(monkeypatch: pyte
     """Oracle: the entry point that the table is told of; the baseline has nothing of it."""
     of = Extension("recipes", "tensorwise", "acme-fp8", "1.2", "acme:RECIPE", lambda: None)
     monkeypatch.setitem(RECIPES._owners, "tensorwise", of)
-    extensions = {m.arm: m.resolved.get("extensions") for m in rows.measurements(of_h200(), Plan(), "Net")}
+    extensions = {
+        m.arm: m.resolved.get("extensions") for m in rows.measurements(of_h200(), TrialPlan(), "Net")
+    }
     assert extensions == {m: {"acme-fp8": "1.2"} if m == "tensorwise" else None for m in extensions}
     assert {"tensorwise", "base"} <= set(extensions)
