@@ -103,7 +103,7 @@ def start_server(suites: Iterable[object] = (), *, compiles: bool = False) -> No
     fork_server.context([*PRELOADED, *modules, *([COMPILER] if compiles else [])])
 
 
-class Link:
+class ArmRunner:
     """Where an arm is: here, in this process, whose arms share what belongs to a process; see `Process`.
 
     Args:
@@ -170,7 +170,7 @@ class Link:
         arm_process.clear(lambda sign: None, "cpu")
 
 
-class Process(Link):
+class Process(ArmRunner):
     """A process, or one for each rank, that does what it is asked, until it is closed or has died.
 
     Args:
@@ -331,7 +331,7 @@ class Process(Link):
             one.join(until)
 
     def close(self, until: Deadline | None = None) -> None:
-        """See `Link`."""
+        """See `ArmRunner`."""
         self._end(self.fault or "it has ended", until)
         for one in self._ones:
             one.close()
@@ -358,7 +358,7 @@ class DiedError(RemoteError):
         self.printed = printed
 
 
-class Crew:
+class ArmPool:
     """The arms' processes of one place; a context manager, which ends them.
 
     Args:
@@ -372,17 +372,17 @@ class Crew:
         self, conditions: Conditions | None, limits: Limits, device: str, tell: Tell = lambda sign: None
     ) -> None:
         self._conditions, self._limits, self._device, self._tell = conditions, limits, device, tell
-        self.links: dict[str, Link] = {}
+        self.runners: dict[str, ArmRunner] = {}
         self._settled: dict[str, int] = {}  # resident memory after the first case
         self._until = math.inf
         self._killed = False
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ArmPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for link in self._processes():
-            link.kill()  # all of them before one is waited for
+        for runner in self._processes():
+            runner.kill()  # all of them before one is waited for
         self.keep(())
 
     def begin(self, arms: Sequence[str], world: int = 1) -> None:
@@ -394,31 +394,31 @@ class Crew:
     def keep(self, arms: Sequence[str]) -> None:
         """Ends the processes of all other arms."""
         until = patience()
-        for name in self.links.keys() - set(arms):
+        for name in self.runners.keys() - set(arms):
             self.retire(name, until)
 
-    def of(self, arm: str) -> Link:
+    def of(self, arm: str) -> ArmRunner:
         """The process of an arm."""
         key = "" if self._here else arm
-        if key not in self.links:
+        if key not in self.runners:
             given = self._conditions or Conditions.here()
-            self.links[key] = (
-                Link(self._device)
+            self.runners[key] = (
+                ArmRunner(self._device)
                 if self._here
                 else Process(given, self._limits, self._tell, self._world, self._device)
             )
-        link = self.links[key]
-        if isinstance(link, Process):
-            link.until = self._until
-            if self._killed:  # looked at once it is in `links`, where `kill` may have missed it
-                link.kill()
-        return link
+        runner = self.runners[key]
+        if isinstance(runner, Process):
+            runner.until = self._until
+            if self._killed:  # looked at once it is in `runners`, where `kill` may have missed it
+                runner.kill()
+        return runner
 
     def retire(self, arm: str, until: Deadline | None = None) -> None:
         """Ends the process of an arm: the next case gets another one."""
         key = "" if self._here else arm
-        if (link := self.links.pop(key, None)) is not None:
-            link.close(until)
+        if (runner := self.runners.pop(key, None)) is not None:
+            runner.close(until)
         self._settled.pop(key, None)
 
     def end(self, rows: Iterable[Measurement]) -> list[Measurement]:
@@ -427,17 +427,17 @@ class Crew:
         """
         rows, noted = list(rows), {}
         failed = {original_name(one.arm) for one in rows if one.status == "failed"}
-        for name in [*self.links] if self._world > 1 else failed if not self._here else ():
+        for name in [*self.runners] if self._world > 1 else failed if not self._here else ():
             self.retire(name)
-        for key, link in list(self.links.items()):
+        for key, runner in list(self.runners.items()):
             resident, changed = LEAK_BYTES * 1024, []
             with suppress(*UNFIT, LateError):
-                left = link.ask(arm_process.clear, self._device, what="the end of its case")
+                left = runner.ask(arm_process.clear, self._device, what="the end of its case")
                 resident, changed = int(left["resident"]), [str(code) for code in left["changed"]]
             if changed:
                 noted[key] = {"process_changed": changed}
             leaks = resident - self._settled.setdefault(key, resident) > LEAK_BYTES
-            if isinstance(link, Process) and (changed or leaks):
+            if isinstance(runner, Process) and (changed or leaks):
                 self.retire(key)
         own = noted.get("", {})
         return [
@@ -446,36 +446,36 @@ class Crew:
 
     def lost(self) -> str:
         """Why this process itself can use its device no more; "" where it can, and where arms have others."""
-        here = self.links.get("")
+        here = self.runners.get("")
         return here.lost if here is not None else ""
 
     def pids(self) -> list[int]:
         """Numbers of the processes."""
-        return [pid for link in self.links.values() for pid in link.pids]
+        return [pid for runner in self.runners.values() for pid in runner.pids]
 
     def kill(self) -> None:
         """From another thread: end all processes, and each that is started from now on, so that whoever waits for one goes on."""
         self._killed = True
         fork_server.end_if_stopped()  # or whoever waits for it to fork waits on
-        for link in self._processes():
-            link.kill()
+        for runner in self._processes():
+            runner.kill()
 
     def _processes(self) -> list[Process]:
-        return [link for link in self.links.values() if isinstance(link, Process)]
+        return [runner for runner in self.runners.values() if isinstance(runner, Process)]
 
 
 class RemoteArm:
     """An arm that is ready, in its process.
 
     Args:
-        link: its process.
+        runner: its process.
         name: of the arm.
         device: "cpu" or "cuda".
         facts: of its workload.
     """
 
-    def __init__(self, link: Link, name: str, device: str, facts: dict[str, Any]) -> None:
-        self._link, self.name, self._device, self.timer = link, name, device, facts["timer"]
+    def __init__(self, runner: ArmRunner, name: str, device: str, facts: dict[str, Any]) -> None:
+        self._runner, self.name, self._device, self.timer = runner, name, device, facts["timer"]
         given: dict[str, Any] = {
             field: (RemoteClosure(self, field),) * length for field, length in facts["lengths"].items()
         }
@@ -491,9 +491,9 @@ class RemoteArm:
         )
 
     def ask_each(self, fn: Callable[..., Any], *args: Any, meanwhile: Meanwhile = None) -> list[Any]:
-        """See `Link.ask_each`."""
+        """See `ArmRunner.ask_each`."""
         what = f"timing began in arm {self.name}"
-        return self._link.ask_each(fn, self.name, *args, what=what, meanwhile=meanwhile)
+        return self._runner.ask_each(fn, self.name, *args, what=what, meanwhile=meanwhile)
 
     @contextmanager
     def _resident(self) -> Iterator[None]:
@@ -517,12 +517,12 @@ class RemoteArm:
 
 
 def prepared(
-    crew: Crew, planned: PlannedCase, name: str, setting: Setting, rows: list[Measurement], tell: Tell
+    arm_pool: ArmPool, planned: PlannedCase, name: str, setting: Setting, rows: list[Measurement], tell: Tell
 ) -> tuple[PreparedArm, RemoteArm] | None:
     """Build, compile and check an arm in its process.
 
     Args:
-        crew: of the processes.
+        arm_pool: of the processes.
         planned: the case.
         name: of the arm.
         setting: how cases are measured.
@@ -533,8 +533,8 @@ def prepared(
         None where the arm may not be timed; its last row says why.
     """
     try:
-        link = crew.of(name)
-        made = link.ask(
+        runner = arm_pool.of(name)
+        made = runner.ask(
             arm_process.prepare, planned, name, setting, what=f"it was begun in arm {name}", tell=tell
         )
         for sent in made["rows"]:
@@ -543,7 +543,7 @@ def prepared(
             rows.append(row(planned, name, **own))
         if made["facts"] is None:
             return None
-        remote = RemoteArm(link, name, setting.device, made["facts"])
+        remote = RemoteArm(runner, name, setting.device, made["facts"])
         baseline = planned.suite.ARMS[name].baseline
         return PreparedArm(name, baseline, remote.workload, made["facts"]["resolved"]), remote
     except UNFIT as error:

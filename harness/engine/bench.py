@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.engine.arms import Crew, RemoteArm, RemoteTimer, Tell, prepared
+from harness.engine.arms import ArmPool, RemoteArm, RemoteTimer, Tell, prepared
 from harness.engine.rows import PreparedArm, energy_row, partial_row, row, skipped_rows, split_row, time_row
 from harness.engine.stages import Stage, StageKind
 from harness.machine import environment
@@ -56,7 +56,7 @@ class Setting:
 
 def measure_case(
     planned: PlannedCase,
-    crew: Crew,
+    arm_pool: ArmPool,
     setting: Setting,
     monitor: Monitor,
     *,
@@ -69,7 +69,7 @@ def measure_case(
 
     Args:
         planned: the case.
-        crew: the processes of its arms.
+        arm_pool: the processes of its arms.
         setting: how.
         monitor: reads clocks, power and throttling of the GPU.
         sustained: under sustained load as well.
@@ -82,14 +82,14 @@ def measure_case(
     """
     timing, seed = setting.timing, setting.seed
     rows = skipped_rows(planned)
-    crew.begin(planned.runnable, world_of(planned.suite, planned.case))
+    arm_pool.begin(planned.runnable, world_of(planned.suite, planned.case))
     arms: dict[str, PreparedArm] = {}
     remotes: dict[str, RemoteArm] = {}
     for name in planned.runnable:
         tell(Stage(StageKind.BUILD, name))
-        if (found := prepared(crew, planned, name, setting, rows, tell)) is not None:
+        if (found := prepared(arm_pool, planned, name, setting, rows, tell)) is not None:
             arms[name], remotes[name] = found
-    monitor.share_with(crew.pids())
+    monitor.share_with(arm_pool.pids())
     if setting.control:
         baselines = {arm.baseline or arm.name for arm in arms.values()}
         for name in [name for name in arms if name in baselines]:
@@ -136,7 +136,7 @@ def measure_case(
         rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
         timings += measure_sustained(rotating, timer, timing, seed, monitor).items()
     rows += time_rows(timings)
-    if lost := crew.lost():
+    if lost := arm_pool.lost():
         why = f"the device was lost in this case: {lost}; resume=RUN_ID runs it again"
         own = {
             original_name(r.arm) for r in rows if r.status == "failed" and r.cause is not Cause.DEVICE_LOST
@@ -145,7 +145,7 @@ def measure_case(
         rows = [r for r in rows if original_name(r.arm) not in others]
         rows += [row(planned, name, "failed", reason=why, cause=Cause.DEVICE_LOST) for name in others]
     else:
-        rows = crew.end(rows)
+        rows = arm_pool.end(rows)
     return rows
 
 

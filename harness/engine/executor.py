@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.engine import arm_process
-from harness.engine.arms import UNFIT, Crew, Limits, failed_row
+from harness.engine.arms import UNFIT, ArmPool, Limits, failed_row
 from harness.engine.bench import Setting, measure_case
 from harness.engine.plan import Task
 from harness.engine.rows import all_arms, is_trial, row, skipped_rows, trial_rows
@@ -168,7 +168,7 @@ class _Run:
         self._lost = ""
         self._partial: dict[str, list[Measurement]] = {}  # case id -> the rows of its last snapshot
         self._lock = threading.RLock()  # lanes are threads that wait for processes
-        self._crews: list[Crew] = []
+        self._arm_pools: list[ArmPool] = []
         self._stopped = False
 
     def tell(self, task: Task | None, what: What) -> None:
@@ -193,8 +193,8 @@ class _Run:
             except BaseException:
                 with self._lock:
                     self._stopped = True
-                for crew in self._crews:
-                    crew.kill()
+                for arm_pool in self._arm_pools:
+                    arm_pool.kill()
                 raise
 
     def _lane(self, turns: Iterator[Task], place: Place | None, beside: int) -> None:
@@ -203,15 +203,15 @@ class _Run:
         device, conditions = self.setting.device, place.conditions if place is not None else None
         with (
             self._monitor_at(place) as monitor,
-            Crew(conditions, self.limits, device, lambda what: self.tell(task, what)) as crew,
+            ArmPool(conditions, self.limits, device, lambda what: self.tell(task, what)) as arm_pool,
         ):
-            self._crews.append(crew)
+            self._arm_pools.append(arm_pool)
             while True:
                 with self._lock:
                     task = None if self._stopped else next(turns, None)
                 if task is None:
                     return
-                self._one(task, crew, monitor, place, beside)
+                self._one(task, arm_pool, monitor, place, beside)
 
     def _monitor_at(self, place: Place | None) -> AbstractContextManager[Any]:
         if self._monitor is not None:
@@ -222,10 +222,10 @@ class _Run:
             else monitor_for(self.setting.device)
         )
 
-    def _one(self, task: Task, crew: Crew, monitor: Any, place: Place | None, beside: int) -> None:
-        tries, rows = 1, self._rows(task, crew, monitor, place)
+    def _one(self, task: Task, arm_pool: ArmPool, monitor: Any, place: Place | None, beside: int) -> None:
+        tries, rows = 1, self._rows(task, arm_pool, monitor, place)
         if place is not None and not self._stopped and any(r.cause is Cause.DIED for r in rows):
-            tries, rows = 2, self._rows(task, crew, monitor, place)
+            tries, rows = 2, self._rows(task, arm_pool, monitor, place)
         rows = [replace(r, tries=tries) for r in rows]
         if task.arm and self.setting.device != "cpu" and beside > 1:
             # Its seconds are those of a GPU that others computed on.
@@ -233,13 +233,13 @@ class _Run:
         self.store(rows, task.planned, place)
         if task.workspace is not None and not any(r.cause in RETRYABLE for r in rows):
             shutil.rmtree(task.workspace, ignore_errors=True)
-        if place is None and (fault := crew.lost()):
+        if place is None and (fault := arm_pool.lost()):
             self._lost = (
                 f"the device was lost in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
             )
         self.tell(task, Mark.ENDED)
 
-    def _rows(self, task: Task, crew: Crew, monitor: Any, place: Place | None) -> list[Measurement]:
+    def _rows(self, task: Task, arm_pool: ArmPool, monitor: Any, place: Place | None) -> list[Measurement]:
         """What comes of a task, whatever that is."""
 
         def tell(what: What) -> None:
@@ -247,10 +247,10 @@ class _Run:
 
         try:
             if task.arm:
-                return _trial(task, crew, self.setting.device, tell)
+                return _trial(task, arm_pool, self.setting.device, tell)
             return measure_case(
                 task.planned,
-                crew,
+                arm_pool,
                 self.setting,
                 monitor,
                 sustained=task.sustained,
@@ -264,7 +264,7 @@ class _Run:
             fault, cause = str(error), Cause.TIMEOUT
         except Exception as error:  # noqa: BLE001 - a fault of none of its arms; the other cases of the sweep go on
             fault, cause = one_line(error), cause_of(error, Cause.ERROR)
-        crew.keep(())  # they are amid of it
+        arm_pool.keep(())  # they are amid of it
         return self._unfinished(task, fault, cause)
 
     def _unfinished(self, task: Task, fault: str, cause: Cause) -> list[Measurement]:
@@ -327,17 +327,17 @@ class _Run:
                     self.outcome.reasons.setdefault((r.status, r.reason), []).append(what)
 
 
-def _trial(task: Task, crew: Crew, device: str, tell: Callable[[What], None]) -> list[Measurement]:
+def _trial(task: Task, arm_pool: ArmPool, device: str, tell: Callable[[What], None]) -> list[Measurement]:
     """The rows of a run."""
     assert task.workspace is not None
-    crew.begin([task.arm], world_of(task.planned.suite, task.case))
+    arm_pool.begin([task.arm], world_of(task.planned.suite, task.case))
     try:
         args = (task.planned, task.arm, device, task.workspace)
-        made = crew.of(task.arm).ask(arm_process.trial, *args, what="its start", tell=tell)
+        made = arm_pool.of(task.arm).ask(arm_process.trial, *args, what="its start", tell=tell)
         rows = trial_rows(task.planned, task.arm, made)
     except UNFIT as error:
         rows = [failed_row(task.planned, task.arm, error)]
-    return crew.end(rows)
+    return arm_pool.end(rows)
 
 
 def _env_of(place: Place | None) -> tuple[str, Mapping[str, object]] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from harness.store.errors import UsageError
-from harness.training.data import corpus, extent
+from harness.training.data import corpus, corpus_info
 from harness.training.models import ModelSpec, resolve
 from harness.training.models.random_tokens import NAMED
 from harness.training.setup import Setup
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.store.case import Case
-    from harness.training.data import Corpus, Extent
+    from harness.training.data import Corpus, CorpusInfo
 
 
 def corpus_of(model: str, data: str, path: str = "") -> Corpus | None:
@@ -49,14 +49,14 @@ def setup_of(case: Case, **own: Any) -> Setup:
     )
 
 
-def extent_of_case(case: Case) -> Extent | None:
+def extent_of_case(case: Case) -> CorpusInfo | None:
     """The size of the text that a training case reads, without a download."""
     return _extent_of(case.text("model"), case.text("data"), case.text("data_path"))
 
 
-def _extent_of(model: str, data: str, path: str) -> Extent | None:
+def _extent_of(model: str, data: str, path: str) -> CorpusInfo | None:
     spec = resolve(model)
-    return extent(data, path or None, spec.vocab_size) if isinstance(spec, ModelSpec) else None
+    return corpus_info(data, path or None, spec.vocab_size) if isinstance(spec, ModelSpec) else None
 
 
 def fetch(cases: Iterable[Case]) -> None:

@@ -27,7 +27,7 @@ def run(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 120.0
     """What `fn(*args)`, importable by name, returns on each rank; a rank that raises prints its traceback.
 
     Raises:
-        RemoteError, LateError: see `harness.engine.arms.Link.ask`.
+        RemoteError, LateError: see `harness.engine.arms.ArmRunner.ask`.
     """
     process = Process(Conditions.here(), Limits(silence_s=timeout_s), _print, world)
     try:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from fp8core.proof.verify import Proof
     from fp8core.recipe import Recipe
-    from harness.training.ab.result import TrialResult, Turn
+    from harness.training.ab.result import PlannedStep, TrialResult
 
 
 class Switch:
@@ -182,7 +182,7 @@ class Proving:
         self.stray = ""
 
     @contextmanager
-    def around(self, turn: Turn, *, on_gpu: bool) -> Iterator[None]:
+    def around(self, turn: PlannedStep, *, on_gpu: bool) -> Iterator[None]:
         """Watches a step of the proof; others run as they are.
 
         Raises:

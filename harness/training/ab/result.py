@@ -44,7 +44,7 @@ _BEFORE: dict[str, tuple[Purpose, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PlannedStep:
     """What one step of the loop is for.
 
     Attributes:
@@ -100,22 +100,22 @@ class TrialPlan:
         return len(ARMS) * (self.block + self.lead)
 
     @property
-    def preparation(self) -> list[Turn]:
+    def preparation(self) -> list[PlannedStep]:
         """The steps before the first block: each precision warms up, then is proved."""
-        return [Turn(arm, purpose) for arm, purposes in _BEFORE.items() for purpose in purposes]
+        return [PlannedStep(arm, purpose) for arm, purposes in _BEFORE.items() for purpose in purposes]
 
     @property
     def rounds(self) -> int:
         """Whole rounds that fit."""
         return (self.steps - len(self.preparation)) // self.per_round
 
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[PlannedStep]:
         """What each step is for, in order."""
         yield from self.preparation
         for index in range(self.rounds):
             for arm in self.order(index):
-                yield from [Turn(arm, "lead", index)] * self.lead
-                yield from [Turn(arm, "timed", index)] * self.block
+                yield from [PlannedStep(arm, "lead", index)] * self.lead
+                yield from [PlannedStep(arm, "timed", index)] * self.block
 
     def order(self, index: int) -> tuple[str, ...]:
         """The arms of a round, in an order drawn for it alone."""

@@ -26,7 +26,7 @@ from harness.timing.clock import Clock, clock_for
 from harness.training.ab import rows
 from harness.training.ab.exchange import Exchange
 from harness.training.ab.proving import Proving, Switch, refuse_a_profiler
-from harness.training.ab.result import BASE, FP8, TrialPlan, TrialResult, Turn, merged
+from harness.training.ab.result import BASE, FP8, PlannedStep, TrialPlan, TrialResult, merged
 from harness.training.ab.watch import Meter, Steps, StepWatch
 
 if TYPE_CHECKING:
@@ -228,8 +228,8 @@ class Trial:
         self._meter: Any = None
         self._monitor: Any = None  # of the board's energy, in place of NVML's
         self._turns = self.plan.turns()
-        self._turn: Turn | None = None  # of the step under way
-        self._before: Turn | None = None  # of the last step
+        self._turn: PlannedStep | None = None  # of the step under way
+        self._before: PlannedStep | None = None  # of the last step
         self._hooked: AbstractContextManager[None] | None = None  # a step that `begin_step` began
         self._steps_run: Counter[bool] = Counter()
         self._found = TrialResult(recipe, self.device.type, layers=len(self._switch.layers))
@@ -270,7 +270,7 @@ class Trial:
             }
         )
 
-    def _next(self) -> Turn | None:
+    def _next(self) -> PlannedStep | None:
         """What the step that begins is for; None where it is not the trial's."""
         if self.done:
             return None
@@ -365,7 +365,7 @@ class Trial:
         if hooked is not None:
             hooked.__exit__(type(error) if error else None, error, getattr(error, "__traceback__", None))
 
-    def _leave(self, turn: Turn, marks: tuple[Any, Any], extent: StepWork) -> None:
+    def _leave(self, turn: PlannedStep, marks: tuple[Any, Any], extent: StepWork) -> None:
         """After a step: its place in the round, and what follows at the end of a round or of the proof."""
         fault = self._switch.fault(turn.arm)
         if turn.round >= 0:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from harness.timing.clock import Clock
-    from harness.training.ab.result import TrialPlan, Turn
+    from harness.training.ab.result import PlannedStep, TrialPlan
 
 Shapes = tuple[tuple[int, ...], ...]
 # What is seen of a step beside its arm and its fault; None where it is not, as times of a step that is not timed
@@ -194,7 +194,7 @@ class Steps:
 
     def add(
         self,
-        turn: Turn,
+        turn: PlannedStep,
         marks: tuple[Any, Any],
         extent: StepWork,
         loss: Tensor | float | None,

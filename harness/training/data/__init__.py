@@ -20,12 +20,12 @@ import numpy as np
 
 from harness.store.errors import UsageError, unknown
 from harness.training.data import shakespeare
-from harness.training.data.corpus import Corpus, Extent, split
+from harness.training.data.corpus import Corpus, CorpusInfo, split
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["CORPORA", "Corpus", "Extent", "corpus", "extent"]
+__all__ = ["CORPORA", "Corpus", "CorpusInfo", "corpus", "corpus_info"]
 
 CORPORA = {
     "stdlib": "bytes of the Python standard library's sources; the default, needs no download",
@@ -64,14 +64,14 @@ def corpus(name: str, path: str | Path | None = None, vocab_size: int | None = N
     return _read(name, found, vocab_size)
 
 
-def extent(name: str, path: str | Path | None = None, vocab_size: int | None = None) -> Extent:
+def corpus_info(name: str, path: str | Path | None = None, vocab_size: int | None = None) -> CorpusInfo:
     """Size and vocabulary of the corpus of that name, without a download: what a plan may ask for.
 
     Args, Raises: as `corpus`.
     """
     if name == "shakespeare" and path is None:
         return shakespeare.EXTENT
-    return corpus(name, path, vocab_size).extent
+    return corpus(name, path, vocab_size).info
 
 
 @functools.lru_cache(maxsize=8)

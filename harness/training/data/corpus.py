@@ -21,7 +21,7 @@ TRAIN_SHARE = 0.9  # nanoGPT's split, by position
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class CorpusInfo:
     """What can be said of a corpus without its ids.
 
     Attributes:
@@ -58,9 +58,9 @@ class Corpus:
     heldout: npt.NDArray[Any]
 
     @property
-    def extent(self) -> Extent:
+    def info(self) -> CorpusInfo:
         """Its sizes and name, without the ids."""
-        return Extent(self.name, self.vocab_size, self.sha256, len(self.train), len(self.heldout))
+        return CorpusInfo(self.name, self.vocab_size, self.sha256, len(self.train), len(self.heldout))
 
     def batch(
         self, step: int, seed: int, batch_size: int, block: int, device: torch.device | str = "cpu"

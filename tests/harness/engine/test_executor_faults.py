@@ -220,18 +220,18 @@ def test_a_process_is_used_again_takes_over_conditions_and_is_replaced_when_it_l
 ) -> None:
     monkeypatch.setattr(arms, "LEAK_BYTES", 96 * MIB)
     given = Conditions.here(variables={"OF_THIS_TEST": "1"})
-    with arms.Crew(given, Limits(), "cpu") as crew:
+    with arms.ArmPool(given, Limits(), "cpu") as arm_pool:
         pids = []
         for size in (0, 64, 64, 0):
-            crew.begin(["a", "b"])
-            assert crew.of("a").ask(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
-            pids.append(crew.of("a").pids[0])
-            crew.end([])
+            arm_pool.begin(["a", "b"])
+            assert arm_pool.of("a").ask(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
+            pids.append(arm_pool.of("a").pids[0])
+            arm_pool.end([])
         assert pids[0] == pids[1] == pids[2] != pids[3]
         case = plan(ToySuite(ARMS={"a": ArmInfo("it fails")}), 1).cases[0]
-        crew.end([row(case, "a", "failed", reason="planted", cause=Cause.RUN)])
-        crew.begin(["a"])
-        assert crew.of("a").pids[0] != pids[3]
+        arm_pool.end([row(case, "a", "failed", reason="planted", cause=Cause.RUN)])
+        arm_pool.begin(["a"])
+        assert arm_pool.of("a").pids[0] != pids[3]
     assert not [pid for pid in pids if alive(pid)]
 
 

@@ -15,7 +15,7 @@ import torch
 from harness.__main__ import main
 from harness.store.errors import UsageError
 from harness.training import data
-from harness.training.data import corpus, extent, shakespeare, stdlib, stdlib_files
+from harness.training.data import corpus, corpus_info, shakespeare, stdlib, stdlib_files
 from harness.training.data.corpus import Corpus, split
 
 
@@ -154,7 +154,7 @@ def test_random_tokens_are_of_the_whole_vocabulary() -> None:
     assert found.vocab_size == 128_256
     assert found.train.dtype == np.dtype(np.uint32)
     assert np.histogram(found.train, 4, (0, 128_256))[0] == pytest.approx(len(found.train) / 4, rel=0.01)
-    (tokens, targets), again = found.batch(3, 0, 2, 16), extent("random", vocab_size=128_256)
+    (tokens, targets), again = found.batch(3, 0, 2, 16), corpus_info("random", vocab_size=128_256)
     assert tokens[:, 1:].equal(targets[:, :-1])
     assert again.sha256 == found.sha256 != corpus("random", vocab_size=7).sha256
 
