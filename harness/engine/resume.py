@@ -11,7 +11,7 @@ from harness.engine.run_folder import ANEW
 from harness.store.differences import comparable
 from harness.store.errors import UsageError
 from harness.store.outside import parse
-from harness.training.batches import extent_of_case
+from harness.training.batches import corpus_of_case
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ def _refuse_other_inputs(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
     for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
         axes, stored = dict(case.axes), of_case[case.case_id]
         if "data_path" in axes:
-            text = extent_of_case(case)
+            text = corpus_of_case(case)
             now = text.sha256 if text is not None else None
             other = {str(sha) for r in stored if (sha := parse(r).get("data_sha256")) is not None} - {now}
             if other:

@@ -388,7 +388,7 @@ def _check(case: Case) -> None:
         if dict(case.axes).get(name, only) != only:
             raise UsageError(f"{name}={case[name]} with ranks={world}: expected {only}")
     batches.check(model, data, path, seq, case.integer("layers"), case.integer("batch"), judged=True)
-    text = batches.extent_of_case(case)
+    text = batches.corpus_of_case(case)
     if text is not None and text.heldout <= seq and case.integer("eval_batches"):
         raise UsageError(f"data={data}: the held-out part has {text.heldout} tokens, seq={seq} needs more")
 

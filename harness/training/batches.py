@@ -36,7 +36,7 @@ def text_of(case: Case) -> Corpus | None:
 
 def setup_of(case: Case, **own: Any) -> Setup:
     """What a training case trains; `own`: fields of the set-up that its axes do not give alike in every suite."""
-    text = extent_of_case(case)
+    text = corpus_of_case(case)
     return Setup(
         model=case.text("model"),
         seq=case.integer("seq"),
@@ -49,7 +49,7 @@ def setup_of(case: Case, **own: Any) -> Setup:
     )
 
 
-def extent_of_case(case: Case) -> CorpusInfo | None:
+def corpus_of_case(case: Case) -> CorpusInfo | None:
     """The size of the text that a training case reads, without a download."""
     return _extent_of(case.text("model"), case.text("data"), case.text("data_path"))
 

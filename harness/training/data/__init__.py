@@ -70,7 +70,7 @@ def corpus_info(name: str, path: str | Path | None = None, vocab_size: int | Non
     Args, Raises: as `corpus`.
     """
     if name == "shakespeare" and path is None:
-        return shakespeare.EXTENT
+        return shakespeare.INFO
     return corpus(name, path, vocab_size).info
 
 

@@ -22,7 +22,7 @@ ADDRESS = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinys
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TIMEOUT_S = 30
 # As nanoGPT's prepare.py prints it; the pinned sha256 makes it true of every copy that `load` accepts.
-EXTENT = CorpusInfo("shakespeare", vocab_size=65, sha256=SHA256, train=1_003_854, heldout=111_540)
+INFO = CorpusInfo("shakespeare", vocab_size=65, sha256=SHA256, train=1_003_854, heldout=111_540)
 
 
 def load(path: Path | None = None) -> Corpus:
