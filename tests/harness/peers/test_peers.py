@@ -80,32 +80,17 @@ def test_a_peer_made_for_another_torch_says_so(
 def test_a_peer_that_is_installed_and_cannot_be_imported_is_a_skipped_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As one that is not installed: a plan does not import it. Oracle: the module that is not there."""
+    """A plan does not import it. Oracle: the module that is not there."""
     monkeypatch.chdir(tmp_path)
     adapter = dataclasses.replace(
         PEERS["torchao"], missing=lambda device: None, linear=lambda *_: imported("no_such_module", "it>=2")
     )
     monkeypatch.setitem(PEERS, "torchao", adapter)
     words = "sweep=linear arms=[bf16_eager,torchao_rowwise_eager] isolate=false report=false control=false"
-    assert (
-        main(
-            [
-                *words.split(),
-                "axes.M=16",
-                "axes.K=32",
-                "axes.N=16",
-                "run_id=r",
-                "rounds=3",
-                "timing.min_seconds=0",
-            ]
-        )
-        == 0
-    )
-    rows = (
-        store.read(tmp_path / "results/linear/r")
-        .query("metric == 'time_ms' or status != 'ok'")
-        .set_index("arm")
-    )
+    words += " axes.M=16 axes.K=32 axes.N=16 run_id=r rounds=3 timing.min_seconds=0"
+    assert main(words.split()) == 0
+    frame = store.read(tmp_path / "results/linear/r")
+    rows = frame.query("metric == 'time_ms' or status != 'ok'").set_index("arm")
     assert (rows["status"] + rows["cause"]).to_dict() == {
         "bf16_eager": "ok",
         "torchao_rowwise_eager": "skippedmissing",
