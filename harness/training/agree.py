@@ -231,6 +231,10 @@ def _gap(tokens: list[Tensor]) -> Gap:
 
 
 def _logits(model: nn.Module, batch: Any) -> Tensor:
+    if not isinstance(batch, Tensor | dict):
+        raise UsageError(
+            f"a batch is a {type(batch).__name__}; expected token ids [B, T] or a mapping: of a loader's pairs, hand in the first"
+        )
     out = model(**batch) if isinstance(batch, dict) else model(batch)
     logits = getattr(out, "logits", out)
     if not isinstance(logits, Tensor) or logits.dim() != 3:

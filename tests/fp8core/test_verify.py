@@ -77,6 +77,7 @@ def test_the_count_is_that_of_the_recipe(name: str, backend: str) -> None:
     expected = (3 if name == "rowwise_with_gw_hp" else 5) if by_torch else 8
     assert proof.counted == proof.predicted == expected
     assert proof.exit_code == 0
+    assert str(proof) == proof.line
     assert proof.line.startswith(
         f"FP8 verified: {2 if by_torch else 3} of 3 Linear layers, {proof.counted} FP8 GEMMs a step as predicted"
     )

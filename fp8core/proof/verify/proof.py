@@ -76,6 +76,9 @@ class Proof:
         """For a process: 0 FP8 runs as asked, 1 it doesn't, or not all of it could be compared."""
         return 0 if self.ok else 1
 
+    def __str__(self) -> str:
+        return self.line
+
     @property
     def line(self) -> str:
         """One line; it starts with "FP8 verified" only if `ok`."""

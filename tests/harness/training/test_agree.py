@@ -126,7 +126,11 @@ def test_it_is_stored_and_has_a_page(model: nn.Module, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [([], "batches is empty"), ([torch.zeros(2, 1, dtype=torch.long)], "no token is left")],
+    [
+        ([], "batches is empty"),
+        ([torch.zeros(2, 1, dtype=torch.long)], "no token is left"),
+        ([(torch.zeros(2, 3, dtype=torch.long),)], "a batch is a tuple"),
+    ],
 )
 def test_what_cannot_be_compared_is_refused(model: nn.Module, given: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
