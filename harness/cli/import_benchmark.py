@@ -1,4 +1,4 @@
-"""`python -m harness import FILE.json`: a file of pytest-benchmark becomes a run of the store, and so gets the gate.
+"""`python -m harness import FILE.json`: a file of pytest-benchmark, asv or nvbench becomes a run of the store, and so gets the gate.
 
 Written by `pytest --benchmark-json=FILE.json --benchmark-save-data`: with the data, raw times are stored; without, the
 file holds only summaries, and the median becomes the one sample of a row, which no gate will judge. Summaries are not
@@ -25,12 +25,12 @@ from harness.store.words import key, options_of, word
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SAVE_DATA = "pytest --benchmark-save-data writes them"
+SAVE_DATA = "pytest --benchmark-save-data and asv --record-samples write them"
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """python -m harness import: a JSON file of pytest-benchmark into the store, as one run"""
+    """python -m harness import: a JSON file of pytest-benchmark, asv or nvbench into the store, as one run"""
 
     file: Path = word("FILE.json")
     results_dir: Path = key("where the run goes", Path("results"))
@@ -54,7 +54,7 @@ def import_file(path: Path, results_dir: Path) -> tuple[Path, int, int]:
         The run's folder, how many tests it holds, and how many of them came without raw times.
 
     Raises:
-        UsageError: the file can't be read, is of another program, holds no test, or a time that is none; nothing
+        UsageError: the file can't be read, is of a program that is not read, holds no test, or a time that is none; nothing
             was written.
     """
     found = read_file(path)
