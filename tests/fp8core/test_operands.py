@@ -221,3 +221,20 @@ def test_inductor_of_this_torch_writes_what_its_version_promises() -> None:
     written = str(TritonOverrides.maximum("a", "b"))
     helper = inspect.getsource(triton_helpers.maximum.fn)
     assert ("PropagateNan" in written + helper) is operands.INDUCTOR_GARBLES_CASTS
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "of_lines", "more"),
+    [
+        (operands.cast_one, operands.cast_operand, set()),
+        (operands.cast_both, operands.cast_operand_pair, {"once"}),
+    ],
+)
+def test_casts_of_tensors_name_the_arguments_of_casts_of_lines(
+    wrapped: Any, of_lines: Any, more: set[str]
+) -> None:
+    """Oracle: the signature of the function that does the work, names, kinds and defaults alike."""
+    want = inspect.signature(of_lines).parameters
+    assert inspect.signature(wrapped).parameters == {
+        name: parameter for name, parameter in want.items() if name not in more
+    }
