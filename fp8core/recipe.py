@@ -179,7 +179,9 @@ class Gemm:
 
     def __post_init__(self) -> None:
         kinds = {cast.granularity for cast in (self.a, self.b) if cast is not None}
-        object.__setattr__(self, "is_four_bit", any(c is not None and c.is_four_bit for c in (self.a, self.b)))
+        object.__setattr__(
+            self, "is_four_bit", any(c is not None and c.is_four_bit for c in (self.a, self.b))
+        )
         finest: tuple[Granularity, ...] = ("1x16", "16x16", "1x32", "1x128", "128x128", "rowwise")
         finer = next((granularity for granularity in finest if granularity in kinds), "tensorwise")
         object.__setattr__(self, "granularity", finer)
@@ -266,7 +268,9 @@ class Recipe:
         }
         for why, is_so in refused.items():
             if is_so:
-                raise ValueError(f"recipe {self.name} has operands of four bits, beside which there is no {why}")
+                raise ValueError(
+                    f"recipe {self.name} has operands of four bits, beside which there is no {why}"
+                )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
         """Itself: it never changes, and compiled code is guarded by the object."""
@@ -362,7 +366,9 @@ class Recipe:
 
     def _with_casts(self, word: str, change: Callable[[Cast], Cast]) -> Recipe:
         gemms: dict[str, Any] = {
-            name: gemm if gemm.a is None or gemm.b is None else replace(gemm, a=change(gemm.a), b=change(gemm.b))
+            name: gemm
+            if gemm.a is None or gemm.b is None
+            else replace(gemm, a=change(gemm.a), b=change(gemm.b))
             for name, gemm in self.gemms.items()
         }
         return replace(self, name=f"{self.name}_{word}", **gemms)

@@ -66,7 +66,7 @@ class CastingPlan(Plan):
         amax = self.of_whole.get(role) if self.of_whole else None
         return cast_operand_pair(x, along_1, along_0, self.amaxes, role, kernels=kernels, amax=amax)
 
-    def of_weight(self, weight: torch.Tensor, again: bool) -> tuple[Lines, Saved]:
+    def of_weight(self, weight: torch.Tensor, for_gradient: bool) -> tuple[Lines, Saved]:
         """The plain layer's, but a kernel may cast both ways in one read, and gathered codes are not cast.
 
         They are saved as they came: FSDP2 frees and gathers the memory of the tensor that it knows.
@@ -75,10 +75,10 @@ class CastingPlan(Plan):
         if isinstance(weight, Float8Tensor):
             if isinstance(self.amaxes, AmaxMemory):
                 self.amaxes.record_gathered()
-        elif again and fused_for_both(weight, first, second, self.kernels.get("weight", "never")):
+        elif for_gradient and fused_for_both(weight, first, second, self.kernels.get("weight", "never")):
             lines, turned = self.cast_twice(weight, first, second, "weight")
             return lines, kept(turned, weight)
-        return self.cast(weight, first, 1, "weight"), kept(weight, weight) if again else NOT_SAVED
+        return self.cast(weight, first, 1, "weight"), kept(weight, weight) if for_gradient else NOT_SAVED
 
 
 @dataclass(eq=False)
@@ -97,26 +97,30 @@ class AttachedPlan(CastingPlan):
     stats: CallObserver | None = None
     codes_only: bool = False
 
-    def of_input(self, x: torch.Tensor, again: bool, *given: torch.Tensor | None) -> tuple[Lines, Saved]:
+    def of_input(
+        self, x: torch.Tensor, for_gradient: bool, *given: torch.Tensor | None
+    ) -> tuple[Lines, Saved]:
         """The casts that are there already, if they are given: for the output, and for grad_weight if it is another."""
         for_output, for_grad_weight = given or (None, None)
         if for_output is None:
-            return Plan.of_input(self, x, again)
+            return Plan.of_input(self, x, for_gradient)
         first, second = self.recipe.output.a, self.recipe.grad_weight.b
         lines = self.cast(for_output, first, 1, "input")
-        if again and for_grad_weight is None and not serves_both(first, second):  # made where nothing trained
+        if (
+            for_gradient and for_grad_weight is None and not serves_both(first, second)
+        ):  # made where nothing trained
             turned = self.cast(x, second, 0, "input")
             return lines, kept(turned, x)
         again_as = for_output if for_grad_weight is None else for_grad_weight
-        return lines, kept(again_as, again_as) if again else NOT_SAVED
+        return lines, kept(again_as, again_as) if for_gradient else NOT_SAVED
 
-    def of_weight(self, weight: torch.Tensor, again: bool) -> tuple[Lines, Saved]:
+    def of_weight(self, weight: torch.Tensor, for_gradient: bool) -> tuple[Lines, Saved]:
         """Its casts of an earlier microbatch, if there is one."""
         if self.cache is None or isinstance(weight, Float8Tensor):
-            return CastingPlan.of_weight(self, weight, again)
+            return CastingPlan.of_weight(self, weight, for_gradient)
         casts = self.recipe.output.b, self.recipe.grad_input.b
         lines, turned = self.cache.operands(weight, lambda: self.cast_twice(weight, *casts, "weight"))
-        return lines, kept(turned, weight) if again else NOT_SAVED
+        return lines, kept(turned, weight) if for_gradient else NOT_SAVED
 
     def for_output(
         self,
