@@ -163,11 +163,11 @@ class Draws(NamedTuple):
     layer: int = 0
 
     def of(self, x: torch.Tensor, role: str, dim: int) -> torch.Tensor:
-        """float32 in [0, 1) for each element of x [M, K] as lines along `dim`."""
+        """float32 in [0, 1) for each element of x, whose cast along `dim` takes others than that along another."""
         key = (self.seed | self.rank << 32, self.layer, 0, 2 * ROLES.index(role) + dim)
         parts = [torch.full_like(self.number, part) for part in key]
         parts[2] = self.number
-        return philox.uniform(x.shape if dim == 1 else x.shape[::-1], torch.stack(parts), x.device)
+        return philox.uniform(x.shape, torch.stack(parts), x.device)
 
 
 @torch.compiler.assume_constant_result
@@ -291,9 +291,11 @@ class InUse(NamedTuple):
 Amaxes = AmaxMemory | InUse
 
 
-def amaxes_of_pass(memory: AmaxMemory | None, gradients: bool) -> Amaxes | None:
+def amaxes_of_pass(memory: AmaxMemory | PassCount | None, gradients: bool) -> Amaxes | None:
     """What the casts of a pass go by: with gradients the memory itself, else what only reads it."""
-    return memory if memory is None or gradients else InUse(memory)
+    if not isinstance(memory, AmaxMemory):
+        return None
+    return memory if gradients else InUse(memory)
 
 
 def mark_ready(*memories: AmaxMemory) -> None:

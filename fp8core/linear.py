@@ -258,11 +258,9 @@ class Float8Linear(nn.Linear):
             ):
                 cache = None
             kernels = plan.kernels if isinstance(plan, CastingPlan) else {}
-            amaxes = draws = None
+            amaxes, draws = amaxes_of_pass(memory, gradients), None
             if isinstance(memory, PassCount):
                 draws = memory.draws(self.recipe.seed, self.fqn, gradients)
-            else:
-                amaxes = amaxes_of_pass(memory, gradients)
             if given or not (cache is None and tp is None and stats is None):
                 plan = AttachedPlan(
                     self.recipe, gradients, kernels, amaxes, None, draws, cache, tp, stats, codes_only

@@ -115,15 +115,17 @@ def cast_lines(
         dim: of x, which the product contracts.
         role: "input", "weight" or "grad_output"; for casts that depend on it, which attach in this one's place.
         amax: of all that shares a single scale, where x is a part of it; None: x's own.
-        draws: of stochastic rounding, for the lines.
+        draws: of stochastic rounding, of x's shape.
 
     Returns:
-        Lines along `dim`: codes [M, K] for 1 and [K, M] for 0, in memory as x is; scales in the same orientation.
+        Lines along `dim`: codes [M, K] for 1 and [K, M] for 0, in memory as x is; scales in the same orientation. Of e2m1 two
+        codes a byte of uint8, since Inductor has no other dtype for them on a CPU (torch 2.13).
     """
     if cast is None:
         return x if dim == 1 else x.t()
     if cast.is_four_bit:
-        return four_bits.quantize_lines(x, cast, dim, draws)
+        packed = four_bits.quantize_lines(x, cast, dim, draws)
+        return packed._replace(qdata=packed.qdata.view(torch.uint8))
     codes, scale_inv = casts.scale_and_cast(
         x,
         cast.format,

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from fp8core.arguments import autocast_enabled, check_type
-from fp8core.history import amaxes_of_pass
+from fp8core.history import AmaxMemory, PassCount, amaxes_of_pass
 from fp8core.inputs.operands import cast_both, cast_one
 from fp8core.inputs.sharded import AmaxRequest, shared_amaxes, tp_layout_of
 from fp8core.scaling import check_hp
 
 if TYPE_CHECKING:
-    from fp8core.history import AmaxMemory
     from fp8core.recipe import Cast, Recipe
 
 Casts = tuple["Cast | None", "Cast | None"]  # of the input: for the output, and for the grad_weight GEMM
@@ -31,7 +30,7 @@ class Reader(Protocol):
     in_features: int
     out_features: int
     recipe: Recipe
-    amaxes: AmaxMemory | None
+    amaxes: AmaxMemory | PassCount | None
 
     @property
     def weight(self) -> torch.Tensor:
@@ -121,7 +120,10 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
             raise ValueError(f"input has shape {list(part.shape)}; expected [..., {K}] for {layer}")
     flat = part.detach().reshape(part.shape[:-1].numel() if part.shape[-1] == 0 else -1, part.shape[-1])
     gradients = torch.is_grad_enabled()
-    recipe, memory = layers[0].recipe, amaxes_of_pass(layers[0].amaxes, gradients)
+    recipe = layers[0].recipe
+    if recipe.is_four_bit:  # each layer casts anew
+        return CastInput(x, x, None, casts)
+    memory = amaxes_of_pass(layers[0].amaxes, gradients)
     kernels = recipe.kernels
     (amax,) = shared_amaxes(tp, recipe, memory, AmaxRequest(flat, "input", casts, amax))
     trains = reads_for_grad_weight(*layers)
@@ -138,9 +140,9 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
 def share_amax(*layers: Reader) -> None:
     """Tells all layers' memories what amax of their shared input the first one's has seen."""
     first = layers[0].amaxes
-    if first is not None:
+    if isinstance(first, AmaxMemory):
         for layer in layers[1:]:
-            assert layer.amaxes is not None
+            assert isinstance(layer.amaxes, AmaxMemory)
             layer.amaxes.record("input", first.pending[0])
 
 

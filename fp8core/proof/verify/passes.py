@@ -14,6 +14,7 @@ import torch
 
 from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.gemm import backend_named
+from fp8core.history import AmaxMemory
 from fp8core.linear import Float8Linear
 from fp8core.proof.flops import MatmulCount
 from fp8core.proof.profiled_gemms import Profiled, profiling
@@ -64,7 +65,7 @@ class Passes:
         self.still = {
             fqn: (layer.amaxes, layer.amaxes.updates)
             for fqn, layer in self.layers
-            if layer.recipe.scaling == "delayed" and layer.amaxes is not None
+            if layer.recipe.scaling == "delayed" and isinstance(layer.amaxes, AmaxMemory)
         }
 
     @contextmanager
@@ -164,8 +165,10 @@ def _problems(
         found.append(f"recipe {wanted} was asked for, {', '.join(others)} runs")
     backends = [backend_named(module.recipe.backend) for _, module in seen.watch.modules]
     emulated = sum(not backend.is_fp8 for backend in backends)
+    four = sum(module.recipe.is_four_bit for _, module in seen.watch.modules)
     if emulated:
-        found.append(f"{emulated} of {len(backends)} converted layers are emulated in high precision")
+        what = f", {four} of them with operands of four bits, e2m1" if four else ""
+        found.append(f"{emulated} of {len(backends)} converted layers are emulated in high precision{what}")
     for layer in layers:
         gemm, backend = layer.recipe.output, backend_named(layer.recipe.backend)
         if gemm.a is not None and gemm.b is not None:
