@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.library import custom_op
 
 from fp8core import philox
 
@@ -140,12 +141,13 @@ class PassCount(LayerMemory):
             fqn: of the layer.
             gradients: they are enabled, so that the pass counts.
         """
-        number = self.passes.clone()
-        again = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != _IN_FORWARD
-        if again:  # a recomputation in a backward pass
-            number -= 1
-        elif gradients:
-            self.passes += 1
+        if torch.compiler.is_compiling():
+            number = _next_pass(self.passes) if gradients else self.passes.clone()
+        elif torch._C._current_graph_task_id() != _IN_FORWARD:  # a recomputation in a backward pass
+            number = self.passes - 1
+        else:
+            number = self.passes.clone()
+            self.passes += gradients
         return Draws(number, seed, *_address(fqn))
 
 
@@ -168,6 +170,18 @@ class Draws(NamedTuple):
         parts = [torch.full_like(self.number, part) for part in key]
         parts[2] = self.number
         return philox.uniform(x.shape, torch.stack(parts), x.device)
+
+
+@custom_op("fp8core::next_pass", mutates_args=("passes",))
+def _next_pass(passes: torch.Tensor) -> torch.Tensor:
+    """The number of a pass, in one operator with the step to the next: AOTAutograd moves a copy of a graph's argument into the
+    backward pass that reads it, when the count has moved on already (torch 2.13)."""
+    number = passes.clone()
+    passes += 1
+    return number
+
+
+_next_pass.register_fake(torch.empty_like)
 
 
 @torch.compiler.assume_constant_result

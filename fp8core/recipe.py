@@ -27,7 +27,7 @@ recipe, add a literal to `RECIPES`; from outside the tree, an entry point of the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fp8core.arguments import check_known
 from fp8core.extensions import Table, of_type
@@ -38,9 +38,6 @@ from fp8core.scaling import GRANULARITIES as GRANULARITIES
 from fp8core.scaling import MX_MODES as MX_MODES
 from fp8core.scaling import Granularity as Granularity
 from fp8core.scaling import MxMode as MxMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
@@ -350,29 +347,6 @@ class Recipe:
         """The same recipe with other random numbers for stochastic rounding."""
         return replace(self, seed=seed)
 
-    def to_nearest(self) -> Recipe:
-        """The same recipe with all casts to nearest, ties to even."""
-        return self._with_casts("nearest", lambda cast: replace(cast, rounding="nearest"))
-
-    def without_hadamard(self) -> Recipe:
-        """The same recipe without transforms."""
-        return self._with_casts("plain", lambda cast: replace(cast, hadamard=None))
-
-    def with_lines_for_squares(self) -> Recipe:
-        """The same recipe with "1x16" where it has "16x16": weights are then other numbers in each of their two GEMMs."""
-        return self._with_casts(
-            "1x16", lambda cast: replace(cast, granularity="1x16") if cast.granularity == "16x16" else cast
-        )
-
-    def _with_casts(self, word: str, change: Callable[[Cast], Cast]) -> Recipe:
-        gemms: dict[str, Any] = {
-            name: gemm
-            if gemm.a is None or gemm.b is None
-            else replace(gemm, a=change(gemm.a), b=change(gemm.b))
-            for name, gemm in self.gemms.items()
-        }
-        return replace(self, name=f"{self.name}_{word}", **gemms)
-
     def in_high_precision(self, *gemms: str) -> Recipe:
         """The same recipe with the named GEMMs left uncast.
 
@@ -408,20 +382,6 @@ _MX4 = Cast(E2M1FN, "1x32")
 _NV4 = Cast(E2M1FN, "1x16")
 _NV4_SQUARE = Cast(E2M1FN, "16x16")
 _NV4_GRAD = Cast(E2M1FN, "1x16", rounding="stochastic")
-
-_NVFP4 = Recipe(
-    name="nvfp4",
-    doc=(
-        "e2m1 everywhere in blocks of 16 along the contracted axis, each with an e4m3 scale, and one float32 scale "
-        "a tensor; the weight in squares of 16 by 16; grad_output rounded stochastically; both operands of grad_weight "
-        "behind a random Hadamard transform by 16 (arXiv 2509.25149). Emulated: no product of e2m1 runs here. "
-        "Without one of these: nvfp4_nearest, nvfp4_plain (no transform), nvfp4_1x16; and nvfp4_forward, gradients in bf16."
-    ),
-    output=Gemm(_NV4, _NV4_SQUARE),
-    grad_input=Gemm(_NV4_GRAD, _NV4_SQUARE),
-    grad_weight=Gemm(replace(_NV4_GRAD, hadamard=SIGNS), replace(_NV4, hadamard=SIGNS)),
-    backend="reference",
-)
 
 _OURS: dict[str, Recipe] = {
     r.name: r
@@ -510,11 +470,18 @@ _OURS: dict[str, Recipe] = {
             grad_weight=Gemm(_MX, _MX),
             nearest="rowwise",
         ),
-        _NVFP4,
-        _NVFP4.to_nearest(),
-        _NVFP4.without_hadamard(),
-        _NVFP4.with_lines_for_squares(),
-        replace(_NVFP4.in_high_precision("grad_input", "grad_weight"), name="nvfp4_forward"),
+        Recipe(
+            name="nvfp4",
+            doc=(
+                "e2m1 everywhere in blocks of 16 along the contracted axis, each with an e4m3 scale, and one float32 scale a "
+                "tensor; the weight in squares of 16 by 16; grad_output rounded stochastically; both operands of grad_weight "
+                "behind a random Hadamard transform by 16 (arXiv 2509.25149). Emulated: no product of e2m1 runs here."
+            ),
+            output=Gemm(_NV4, _NV4_SQUARE),
+            grad_input=Gemm(_NV4_GRAD, _NV4_SQUARE),
+            grad_weight=Gemm(replace(_NV4_GRAD, hadamard=SIGNS), replace(_NV4, hadamard=SIGNS)),
+            backend="reference",
+        ),
         Recipe(
             name="mxfp4",
             doc=(
