@@ -19,13 +19,14 @@ Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_a
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
 from fp8core.formats import E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
+from fp8core.scaling import Operand as Operand
 
 # On a CPU torch 2.11 asserts internally where scales are of rows; 2.12 was not tried
 CPU_TAKES_ONE_SCALE = TorchVersion(torch.__version__) < "2.13"
@@ -37,7 +38,7 @@ _ROCM_ARCHS = ("gfx942", "gfx950", "gfx1200", "gfx1201")
 
 
 class Scaled(Protocol):
-    """A quantised matrix: `fp8core.Float8Tensor`, or the plain pair `Operand`."""
+    """A quantised matrix: `fp8core.Float8Tensor`, or the plain `Operand`."""
 
     @property
     def qdata(self) -> torch.Tensor:
@@ -48,13 +49,6 @@ class Scaled(Protocol):
     def scale_inv(self) -> torch.Tensor:
         """Decoding scales, of one of the shapes that `fp8core.gemm.scaled_mm` lists."""
         ...
-
-
-class Operand(NamedTuple):
-    """The plain pair (codes, scale_inv)."""
-
-    qdata: torch.Tensor
-    scale_inv: torch.Tensor
 
 
 def transposed(x: Scaled) -> Operand:
