@@ -124,8 +124,7 @@ def cast_lines(
     if cast is None:
         return x if dim == 1 else x.t()
     if cast.is_four_bit:
-        packed = four_bits.quantize_lines(x, cast, dim, draws)
-        return packed._replace(qdata=packed.qdata.view(torch.uint8))
+        return four_bits.quantize_lines(x, cast, dim, draws)
     codes, scale_inv = casts.scale_and_cast(
         x,
         cast.format,

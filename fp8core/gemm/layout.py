@@ -40,7 +40,7 @@ _ROCM_ARCHS = ("gfx942", "gfx950", "gfx1200", "gfx1201")
 
 
 class Scaled(Protocol):
-    """A quantised matrix: `fp8core.Float8Tensor`, or the plain pair `Operand`."""
+    """A quantised matrix: `fp8core.Float8Tensor`, or the plain `Operand`."""
 
     @property
     def qdata(self) -> torch.Tensor:
