@@ -91,7 +91,7 @@ class LayerMemory(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Takes `amaxes.*` of a checkpoint where it has them, in their own dtype whatever that of the checkpoint and `assign`."""
+        """Takes its buffers of a checkpoint where it has them, in their own dtype whatever that of the checkpoint and `assign`."""
         found = {name: state_dict[prefix + name] for name in self.SAVED if prefix + name in state_dict}
         self.lacking = not found and not self._is_known()
         for name in self.SAVED if found else ():
@@ -120,18 +120,16 @@ class PassCount(LayerMemory):
     """How many forward passes of a layer took random numbers.
 
     Attributes:
-        passes: int64, 0-dimensional.
+        count: int64, 0-dimensional.
     """
 
-    SAVED = ("passes",)
-    passes: torch.Tensor
+    SAVED = ("count",)
+    count: torch.Tensor
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         super().__init__()
         with torch.inference_mode(False):
-            self.register_buffer(
-                "passes", torch.zeros((), dtype=torch.int64, device=device), persistent=False
-            )
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
 
     def draws(self, seed: int, fqn: str, gradients: bool) -> Draws:
         """Random numbers for a forward pass that begins, and for its backward pass.
@@ -142,12 +140,12 @@ class PassCount(LayerMemory):
             gradients: they are enabled, so that the pass counts.
         """
         if torch.compiler.is_compiling():
-            number = _next_pass(self.passes) if gradients else self.passes.clone()
+            number = _next_pass(self.count) if gradients else self.count.clone()
         elif torch._C._current_graph_task_id() != _IN_FORWARD:  # a recomputation in a backward pass
-            number = self.passes - 1
+            number = self.count - 1
         else:
-            number = self.passes.clone()
-            self.passes += gradients
+            number = self.count.clone()
+            self.count += gradients
         return Draws(number, seed, *_address(fqn))
 
 
@@ -172,19 +170,19 @@ class Draws(NamedTuple):
         return philox.uniform(x.shape, torch.stack(parts), x.device)
 
 
-@custom_op("fp8core::next_pass", mutates_args=("passes",))
-def _next_pass(passes: torch.Tensor) -> torch.Tensor:
+@custom_op("fp8core::next_pass", mutates_args=("count",))
+def _next_pass(count: torch.Tensor) -> torch.Tensor:
     """The number of a pass, in one operator with the step to the next: AOTAutograd moves a copy of a graph's argument into the
     backward pass that reads it, when the count has moved on already (torch 2.13)."""
-    number = passes.clone()
-    passes += 1
+    number = count.clone()
+    count += 1
     return number
 
 
 _next_pass.register_fake(torch.empty_like)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's has no types
 def _address(fqn: str) -> tuple[int, int]:
     """(this rank, a number for the layer's name)."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
@@ -271,13 +269,6 @@ class AmaxMemory(LayerMemory):
         mark_ready(self)
 
 
-def memory_for(recipe: Recipe, device: torch.device | str | None = None) -> AmaxMemory | PassCount | None:
-    """What a layer that runs a recipe must remember; None: nothing."""
-    if recipe.scaling != "dynamic":
-        return AmaxMemory(recipe, device)
-    return PassCount(device) if recipe.is_stochastic else None
-
-
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
     """What a step may write: parameters, buffers, and amaxes that wait for `update_scales`, which `model.buffers()` lacks."""
     pending = [m.pending for m in model.modules() if isinstance(m, AmaxMemory)]
@@ -305,11 +296,9 @@ class InUse(NamedTuple):
 Amaxes = AmaxMemory | InUse
 
 
-def amaxes_of_pass(memory: AmaxMemory | PassCount | None, gradients: bool) -> Amaxes | None:
+def amaxes_of_pass(memory: AmaxMemory | None, gradients: bool) -> Amaxes | None:
     """What the casts of a pass go by: with gradients the memory itself, else what only reads it."""
-    if not isinstance(memory, AmaxMemory):
-        return None
-    return memory if gradients else InUse(memory)
+    return memory if memory is None or gradients else InUse(memory)
 
 
 def mark_ready(*memories: AmaxMemory) -> None:
@@ -409,7 +398,7 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
         memory.advance()
     for module in model.modules():
         kept = getattr(module, "weight_cache", None)
-        if kept is not None and isinstance(module.amaxes, AmaxMemory):
+        if kept is not None and module.amaxes is not None:
             kept.entry = None  # cast by the scale that was, and the weight's amax is to be recorded anew
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         mark_ready(*memories)
@@ -429,7 +418,7 @@ def amax_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
     Returns:
         For each layer that remembers amaxes, by fully qualified name, in float32: `NAME.amaxes.history` [3, length] and
-        `NAME.amaxes.in_use` [3], a row for each of `ROLES`; or, of stochastic rounding, int64 `NAME.amaxes.passes`. They share
+        `NAME.amaxes.in_use` [3], a row for each of `ROLES`; or, of stochastic rounding, int64 `NAME.passes.count`. They share
         memory with the model, as in `state_dict()`.
     """
     return {

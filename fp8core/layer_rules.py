@@ -9,9 +9,9 @@ import torch
 
 from fp8core.gemm import backend_named
 from fp8core.gemm.layout import MULTIPLE
-from fp8core.scaling import MX_BLOCK
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
+from fp8core.scaling import MX_BLOCK
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fp8core.arguments import is_dtensor
-from fp8core.history import AmaxMemory, max_over_ranks
+from fp8core.history import max_over_ranks
 from fp8core.inputs.operands import expected_amax, find_amax
 from fp8core.scaling import BLOCKS
 from fp8core.tensor import Float8Tensor
@@ -171,7 +171,7 @@ def check_layer(layer: Any, tp: TPLayout, x: torch.Tensor) -> None:
             f"the weight of {layer} is a part of one, on {tp.mesh}: FSDP has not gathered it. Call the module that "
             f"fully_shard wraps. Or the layer was cut by other means than a plan: {ORDER}"
         )
-    if isinstance(layer.amaxes, AmaxMemory) and is_dtensor(layer.amaxes.in_use):
+    if layer.amaxes is not None and is_dtensor(layer.amaxes.in_use):
         raise ValueError(
             f"the style that cut {layer} has made DTensors of its amaxes too, which recipe {layer.recipe} can't use; "
             "take fp8core.Float8ColwiseParallel and Float8RowwiseParallel"

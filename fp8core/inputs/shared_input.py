@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from fp8core.arguments import autocast_enabled, check_type
-from fp8core.history import AmaxMemory, PassCount, amaxes_of_pass
+from fp8core.history import amaxes_of_pass
 from fp8core.inputs.operands import cast_both, cast_one
 from fp8core.inputs.sharded import AmaxRequest, shared_amaxes, tp_layout_of
 from fp8core.scaling import check_hp
 
 if TYPE_CHECKING:
+    from fp8core.history import AmaxMemory
     from fp8core.recipe import Cast, Recipe
 
 Casts = tuple["Cast | None", "Cast | None"]  # of the input: for the output, and for the grad_weight GEMM
@@ -30,7 +31,7 @@ class Reader(Protocol):
     in_features: int
     out_features: int
     recipe: Recipe
-    amaxes: AmaxMemory | PassCount | None
+    amaxes: AmaxMemory | None
 
     @property
     def weight(self) -> torch.Tensor:
@@ -140,9 +141,9 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
 def share_amax(*layers: Reader) -> None:
     """Tells all layers' memories what amax of their shared input the first one's has seen."""
     first = layers[0].amaxes
-    if isinstance(first, AmaxMemory):
+    if first is not None:
         for layer in layers[1:]:
-            assert isinstance(layer.amaxes, AmaxMemory)
+            assert layer.amaxes is not None
             layer.amaxes.record("input", first.pending[0])
 
 

@@ -122,11 +122,10 @@ def census(proof: Proof, *, high_precision: Iterable[str] = (), fp8: Iterable[st
         wanted = [in_fp8 for name, in_fp8 in pinned.items() if fnmatchcase(layer.fqn, name)]
         own = [row for row in rows if row.layer == layer.fqn and row.format not in (DID_NOT_RUN, NOT_KNOWN)]
         at_fault: dict[str, list[str]] = {code: [] for code in _RAN}
-        for row in own:
-            asked_for_codes = row.asked != HIGH_PRECISION
-            is_right = [row.ran == _RAN[0 if in_fp8 else -1] for in_fp8 in wanted]
-            if not all(is_right or [asked_for_codes is (row.ran != _RAN[-1])]):
-                at_fault[row.ran].append(row.gemm)
+        for operand in own:
+            is_right = [operand.ran == _RAN[0 if in_fp8 else -1] for in_fp8 in wanted]
+            if not all(is_right or [(operand.asked != HIGH_PRECISION) is (operand.ran != _RAN[-1])]):
+                at_fault[operand.ran].append(operand.gemm)
         findings += [
             Finding(code, layer.fqn, tuple(dict.fromkeys(gemms))) for code, gemms in at_fault.items() if gemms
         ]

@@ -14,7 +14,6 @@ import torch
 
 from fp8core.distributed.weight_gather import weight_gather_precision
 from fp8core.gemm import backend_named
-from fp8core.history import AmaxMemory
 from fp8core.linear import Float8Linear
 from fp8core.proof.flops import MatmulCount
 from fp8core.proof.profiled_gemms import Profiled, profiling
@@ -65,7 +64,7 @@ class Passes:
         self.still = {
             fqn: (layer.amaxes, layer.amaxes.updates)
             for fqn, layer in self.layers
-            if layer.recipe.scaling == "delayed" and isinstance(layer.amaxes, AmaxMemory)
+            if layer.recipe.scaling == "delayed" and layer.amaxes is not None
         }
 
     @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fp8core.experts.moe import GroupedMatmul
-from fp8core.history import ROLES, AmaxMemory, mark_ready
+from fp8core.history import ROLES, mark_ready
 from fp8core.linear import Float8Linear
 from fp8core.proof.cast_stats import reads_of
 from fp8core.proof.verify import calls
@@ -66,7 +66,7 @@ def _of_layer(recipe: Recipe, dtype: torch.dtype, device: torch.device) -> list[
     """Two microbatches; for scales of earlier steps a larger one that saturates; then one with NaN and Inf."""
     layer = Float8Linear(INPUTS, OUTPUTS, bias=True, device="meta", dtype=dtype, config=recipe)
     layer.to_empty(device=device)
-    memory = layer.amaxes if isinstance(layer.amaxes, AmaxMemory) else None
+    memory = layer.amaxes
     with torch.no_grad():
         layer.weight.copy_(_hard(OUTPUTS, INPUTS, 1, device, dtype) * 2.0**-4)
         layer.bias.copy_(torch.linspace(-8, 8, OUTPUTS, device=device))
