@@ -205,7 +205,7 @@ def quantize_lines(
             left over.
     """
     check_hp(x)
-    if cast.format.dtype != E2M1FN.dtype or x.dim() != 2:
+    if cast.format != E2M1FN or x.dim() != 2:
         raise ValueError(
             f"{cast.format.name} of shape {tuple(x.shape)}; this casts a matrix to {E2M1FN.name}"
         )

@@ -218,8 +218,7 @@ def mx_scale_code(
     Raises:
         ValueError: unknown mode, or fmt is no element format.
     """
-    if not (isinstance(fmt, Format) and fmt.dtype == E2M1FN.dtype):  # which has no other scales
-        fmt = as_element_format(fmt)
+    fmt = fmt if fmt == E2M1FN else as_element_format(fmt)
     check_known("MX rounding mode", mode, MX_MODES)
     # A reduction may return a NaN with its sign bit set, which as an integer would lie below all numbers
     bits = without_grad(amax).float().contiguous().view(torch.int32) & _MAGNITUDE_BITS

@@ -14,7 +14,7 @@ sweep can tell which of the two is faster. On a CPU "always" runs the operators'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.torch_version import TorchVersion
@@ -158,26 +158,46 @@ def cast_operand_pair(
     )
 
 
-def cast_one(x: torch.Tensor, cast: Cast | None, dim: int, *given: Any, **how: Any) -> torch.Tensor:
-    """One operand as its GEMM wants it; arguments as of `cast_operand`.
+def cast_one(
+    x: torch.Tensor,
+    cast: Cast | None,
+    dim: int,
+    memory: Amaxes | None = None,
+    role: str = "input",
+    *,
+    kernels: Kernels = "auto",
+    amax: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Cast one operand as its GEMM takes it; arguments as of `cast_operand`.
 
     Returns:
         Float8Tensor of x's shape, or x where it is one already or stays. Codes made by kernels lie contiguous along `dim`.
     """
     if cast is None or isinstance(x, Float8Tensor):
         return x
-    return _wrapped(x, cast, cast_operand(x, cast, dim, *given, **how), dim == 0)
+    return _wrapped(x, cast, cast_operand(x, cast, dim, memory, role, kernels=kernels, amax=amax), dim == 0)
 
 
-def cast_both(x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, *given: Any, **how: Any) -> Pair:
-    """A matrix as operand of two GEMMs, of which one contracts dimension 1 and the other dimension 0.
+def cast_both(
+    x: torch.Tensor,
+    along_1: Cast | None,
+    along_0: Cast | None,
+    memory: Amaxes | None = None,
+    role: str = "input",
+    *,
+    kernels: Kernels = "auto",
+    amax: torch.Tensor | None = None,
+) -> Pair:
+    """Cast a matrix as operand of two GEMMs, of which one contracts dimension 1 and the other dimension 0.
 
     Returns:
         (for the first, for the second), each as `cast_one`; plain, the same object where one cast serves both.
     """
     if isinstance(x, Float8Tensor):
         return x, x
-    lines, lines_0 = cast_operand_pair(x, along_1, along_0, *given, once=True, **how)
+    lines, lines_0 = cast_operand_pair(
+        x, along_1, along_0, memory, role, kernels=kernels, amax=amax, once=True
+    )
     first = _wrapped(x, along_1, lines, False)
     return first, first if lines_0 is lines else _wrapped(x, along_0, lines_0, True)
 

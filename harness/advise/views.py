@@ -144,7 +144,7 @@ def _answer(a: Advice, is_known: bool) -> str:
         said = f"{a.decision}; {f'{times(step)} contains 1' if a.model.whole else at_most}{measure}"
     elif a.decision in decide.POSITIVE:
         interval = f"{step.value:.2f}x a step, 95 % interval {step.low:.2f} to {step.high:.2f}"
-        said = f"{a.decision}, recipe {recipe} of {a.library}: {interval}"
+        said = f"{a.decision}, recipe {recipe} of {printer.picked(a, 'library')['library']}: {interval}"
         said += "; the layers by themselves gain nothing" * chosen.by_gather
     elif chosen.unavailable:
         said = f"off: {chosen.unavailable}"
@@ -269,7 +269,7 @@ def _tables(found: Advice) -> Iterator[printer.Table]:
         ]
         what = (
             "recipes: bytes of casts for an element of input, weight, gradient; the step's speedup by "
-            f"{found.library}; <- the one taken"
+            f"{printer.picked(found, 'library')['library']}; <- the one taken"
         )
         yield table(what, ["recipe", ">casts", ">layers", ">with the filter", ">all", ""], recipes)
     bf16, fp8 = (parts.seconds for parts in found.parts)

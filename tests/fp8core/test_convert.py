@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from recipes import changed
+from recipes import SIXTEENS, changed, on_cpu
 from torch import nn
 
 from fp8core import (
@@ -49,6 +49,22 @@ def test_swaps_what_it_can_and_says_why_not() -> None:
     assert got["up"] == got["down"] == ""
     assert "N=10" in got["head"]
     assert "MultiheadAttention" in got["attention.out_proj"]
+
+
+@pytest.mark.parametrize("name", SIXTEENS)
+def test_a_model_on_the_meta_device_is_converted(name: str) -> None:
+    """Oracle: the model converted on its device. "meta" multiplies nothing, so no recipe is refused there; tensors come later."""
+    own = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32))
+    given = own.state_dict()
+    on_device = convert_to_float8_training(copy.deepcopy(own), config=on_cpu(name))
+    model = convert_to_float8_training(own.to("meta"), config=name)
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    model.to_empty(device="cpu").load_state_dict(given)
+    for layer, other in zip(model, on_device, strict=True):
+        assert isinstance(layer, Float8Linear)
+        layer.recipe = other.recipe  # emulated where the CPU multiplies no such operands
+    x = torch.randn(16, 32)
+    assert torch.equal(model(x), on_device(x))
 
 
 def test_filter_sees_module_and_name_and_is_recorded() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import pkgutil
 import re
 import shlex
 import tomllib
@@ -240,6 +241,17 @@ def test_the_example_of_a_page_runs(page: Path) -> None:
     for language, _, content in blocks(page.read_text()):
         if language == "python" and "import" in content:
             exec(compile(content, page.name, "exec"), {})
+
+
+def test_data_of_the_harness_name_modules_that_exist() -> None:
+    """Oracle: Python's own import of each dotted name in a YAML file."""
+    texts = {path: path.read_text() for path in (ROOT / "harness").rglob("*.yaml")}
+    names = {
+        name for text in texts.values() for name in re.findall(r"\b(?:fp8core|harness)(?:\.[a-z_]\w*)+", text)
+    }
+    assert len(names) >= 8
+    for name in names:
+        pkgutil.resolve_name(name)
 
 
 def test_every_table_of_extensions_is_in_the_page_and_in_the_template() -> None:
