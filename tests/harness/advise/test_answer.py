@@ -114,3 +114,32 @@ def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -
     assert memory is not None
     assert memory.needed / GIB == pytest.approx(11.8, abs=0.05)
     assert (memory.word, memory.unknown) == ("not predicted", "a pipeline")
+
+
+def test_four_bits_are_quoted_with_their_loss_and_never_predicted() -> None:
+    """Oracle: the ledger's row 1, 8B on 8 B200: sooner, and a worse loss at the same tokens; no pair ran on an H100."""
+    asked = answer(parse(["model=llama3_8b", "gpu=b200", "gpus=8", "formats=all"]))
+    assert asked.four_bits is not None
+    assert [each.gpus for each in asked.four_bits] == ["8 B200"]
+    (found,) = asked.four_bits
+    assert (found.precision, found.against, found.word, found.gap) == (
+        "NVFP4",
+        "FP8-current",
+        "FAIL",
+        "+0.812 %",
+    )
+    assert found.time.startswith("0.918 (0.886 to 0.952)")
+    loss, time = found.lines(8_030_261_248)
+    assert "FAIL" in loss
+    assert "not near" not in loss
+    assert "0.918" in time
+    assert "not near" in found.lines(1_000_000)[0]
+    assert not {option.recipe.name for option in asked.options} & {"nvfp4", "mxfp4"}
+    lines = AdviceView(asked).lines()
+    assert any("FAIL (+0.812 %)" in line for line in lines)
+    assert max(map(len, lines)) <= MOST
+    assert AdviceView(asked).data()["four_bits"][0]["gpus"] == "8 B200"
+    elsewhere = answer(parse(["model=llama3_8b", "gpu=h100", "formats=all"]))
+    assert elsewhere.four_bits == ()
+    assert any("no public pair on H100" in line for line in AdviceView(elsewhere).lines())
+    assert answer(parse(["model=llama3_8b", "gpu=b200"])).four_bits is None
