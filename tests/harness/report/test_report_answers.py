@@ -275,6 +275,20 @@ def test_a_result_that_no_bound_judged_is_not_called_passed(tmp_path, suite, bou
     assert standings.checks(found, own).results == results
 
 
+@pytest.mark.parametrize("has_bound", [True, False])
+def test_a_recipe_is_not_checked_because_another_suite_passed(tmp_path, has_bound):
+    """One suite judges its result, another one stores a result of the same recipe with a bound or without."""
+    about = {"resolved": {"sqnr_bound_db": {"sqnr_db": 28.0}}} if has_bound else {}
+    case, times = checked("linear", "rowwise_eager")
+    found = stored(
+        tmp_path,
+        [*times, figure(case, "rowwise_eager", "sqnr_db", 29.0, **about)],
+        sqnr("gemm", 28.5, 28.0, "rowwise_eager"),
+    )
+    own = standings.Standing(Arm("rowwise", mode="eager"))
+    assert standings.checks(found, own).results == ("" if has_bound else standings.UNCHECKED)
+
+
 @pytest.mark.parametrize("state", ["interrupted", "failed", "running"])
 def test_a_run_that_did_not_finish_gives_no_plain_yes(tmp_path, state):
     clean, found = (
