@@ -299,6 +299,19 @@ def test_a_run_that_did_not_finish_gives_no_plain_yes(tmp_path, state):
     assert found.lines()[0] == f"So far: {clean.lines()[0]}"
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_figures_that_failed_are_counted_on_the_first_screen(tmp_path, count):
+    """Of another suite, which answers nothing here: the verdict stays and is no plain yes."""
+    lost = [absent(Case.of("copy", {"M": m}), "bf16_eager", "failed", "boom", "") for m in range(count)]
+    found = FirstScreen.of(stored(tmp_path, *layers(FAST), losses(rowwise=0.0003), lost))
+    clean = FirstScreen.of(stored(tmp_path / "clean", *layers(FAST), losses(rowwise=0.0003)))
+    assert found.lines()[0] == clean.lines()[0]
+    assert (found.tone, found.data()["failed"]) == ("" if count else "good", count)
+    assert [line for line in found.lines() if line not in clean.lines()] == [
+        f"Below: {count} failed figure{'s' * (count > 1)}."
+    ] * bool(count)
+
+
 def test_a_study_of_breakage_is_never_sound(tmp_path):
     """It breaks recipes on purpose: what stays above its bound there says nothing about training."""
     sound = sqnr("linear", 28.5, 28.0)
