@@ -11,7 +11,8 @@ import pytest
 
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
-from harness.advise.memory import GIB, TOO_LARGE
+from harness.advise.decide import ON
+from harness.advise.memory import GIB, MARGIN, TOO_LARGE, Memory
 from harness.advise.views import AdviceView
 from harness.store.printer import MOST, as_text
 
@@ -96,6 +97,34 @@ def test_each_way_out_fits_when_it_is_taken(words: str) -> None:
         assert again.memory.word == ("fits" if found.memory.whole else "not predicted"), way
         if again.decision == found.decision:
             assert again.memory.needed == pytest.approx(promised, rel=0.05), way
+
+
+def test_what_does_not_fit_is_the_answer_and_has_no_code(advice: dict[str, Advice]) -> None:
+    """Whatever FP8 would gain: the decision by time stands in the JSON alone, and nothing positive begins a line."""
+    found = AdviceView(advice["a step that does not"])
+    assert (found.tone, found.data()["decision"], found.data()["decision_by_time"]) == ("bad", TOO_LARGE, ON)
+    assert "code:" not in found.lines()
+    assert not [line for line in found.lines() if line.startswith(f"FP8: {ON}")]
+    assert "code:" in lines(advice["a step that fits"])
+
+
+@pytest.mark.parametrize(
+    ("needed", "is_whole", "word"),
+    [
+        (100, True, "fits"),
+        (101, True, "tight"),
+        (117, True, "tight"),
+        (118, True, TOO_LARGE),
+        (100, False, "not predicted"),
+        (117, False, "not predicted"),
+        (118, False, TOO_LARGE),
+    ],
+)
+def test_the_word_for_memory(needed: int, is_whole: bool, word: str) -> None:
+    """By hand, of a GPU of 117 bytes: it fits where 1.17 times as much would, and a lower bound never does."""
+    assert MARGIN == 1.17
+    assert Memory({"weights": 1000}, {"weights": needed}, 117, is_whole, {}).word == word
+    assert Memory({"weights": needed}, None, 117, is_whole, {}).word == word
 
 
 def test_a_lower_bound_never_fits(advice: dict[str, Advice]) -> None:
