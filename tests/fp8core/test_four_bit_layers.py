@@ -240,16 +240,23 @@ def test_compiled_twice_is_the_same_and_eager(backend: str) -> None:
     assert not torch.equal(compiled[0][1], compiled[1][1])
 
 
+SHARDED = {
+    "plain": sharding.Setting("nvfp4"),
+    "recomputed": sharding.Setting("nvfp4", recompute=True, reshard=False),
+    "compiled": sharding.Setting("nvfp4", compiled=True),
+}
+
+
+@pytest.mark.parametrize("how", ["plain", "recomputed", pytest.param("compiled", marks=pytest.mark.slow)])
 @on_ranks(2)
-def test_ranks_repeat_and_draw_their_own() -> None:
-    """FSDP2, twice, compiled and not; and each rank another draw of the same layer."""
-    for setting in (
-        sharding.Setting("nvfp4"),
-        sharding.Setting("nvfp4", recompute=True, reshard=False),
-        sharding.Setting("nvfp4", compiled=True),
-    ):
-        runs = [sharding.train(setting, fp8=False) for _ in range(2)]
-        assert not runs[0].differs_from(runs[1])
+def test_sharded_runs_repeat(how: str) -> None:
+    """FSDP2, the same bits twice."""
+    runs = [sharding.train(SHARDED[how], fp8=False) for _ in range(2)]
+    assert not runs[0].differs_from(runs[1])
+
+
+@on_ranks(2)
+def test_each_rank_draws_its_own() -> None:
     layer = Float8Linear(32, 32, config="nvfp4")
     assert layer.passes is not None
     mine = layer.passes.draws(0, "", True).of(torch.zeros(16, 16), "input", 1)
