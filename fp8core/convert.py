@@ -109,6 +109,8 @@ def convert_to_float8_training(
     }
     for linear, fqn in chosen.items():
         swapped[linear].fqn = fqn
+        if swapped[linear].passes is not None:
+            swapped[linear].passes.belongs_to(fqn)
     result = _replace(module, swapped)
     keep_from_fast_path(result)
     gather_in_fp8(result)

@@ -121,6 +121,7 @@ class PassCount(LayerMemory):
 
     Attributes:
         count: int64, 0-dimensional.
+        layer: a number for the layer's name.
     """
 
     SAVED = ("count",)
@@ -128,15 +129,19 @@ class PassCount(LayerMemory):
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         super().__init__()
+        self.layer = 0
         with torch.inference_mode(False):
             self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
 
-    def draws(self, seed: int, fqn: str, gradients: bool) -> Draws:
+    def belongs_to(self, fqn: str) -> None:
+        """Takes the name of its layer."""
+        self.layer = zlib.crc32(fqn.encode())
+
+    def draws(self, seed: int, gradients: bool) -> Draws:
         """Random numbers for a forward pass that begins, and for its backward pass.
 
         Args:
             seed: of the recipe.
-            fqn: of the layer.
             gradients: they are enabled, so that the pass counts.
         """
         if torch.compiler.is_compiling():
@@ -146,7 +151,8 @@ class PassCount(LayerMemory):
         else:
             number = self.count.clone()
             self.count += gradients
-        return Draws(number, seed, *_address(fqn))
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return Draws(number, seed, rank, self.layer)
 
 
 class Draws(NamedTuple):
@@ -189,13 +195,6 @@ def _next_pass(count: torch.Tensor) -> torch.Tensor:
 
 
 _next_pass.register_fake(torch.empty_like)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's has no types
-def _address(fqn: str) -> tuple[int, int]:
-    """(this rank, a number for the layer's name)."""
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    return rank, zlib.crc32(fqn.encode())
 
 
 class AmaxMemory(LayerMemory):

@@ -267,7 +267,7 @@ class Float8Linear(nn.Linear):
                 cache = None
             kernels = plan.kernels if isinstance(plan, CastingPlan) else {}
             amaxes = amaxes_of_pass(memory, gradients)
-            draws = None if passes is None else passes.draws(self.recipe.seed, self.fqn, gradients)
+            draws = None if passes is None else passes.draws(self.recipe.seed, gradients)
             if given or not (cache is None and tp is None and stats is None):
                 plan = AttachedPlan(
                     self.recipe, gradients, kernels, amaxes, None, draws, cache, tp, stats, codes_only

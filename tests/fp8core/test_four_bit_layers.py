@@ -216,7 +216,7 @@ def test_draws_of_the_operands_differ() -> None:
     layer = Float8Linear.from_float(linear, with_casts(NV, lambda c: replace(WEIGHT, hadamard=None)))
     passes = layer.passes
     assert passes is not None
-    draws = passes.draws(0, "", True)
+    draws = passes.draws(0, True)
     streams = [draws.of(x, role, dim) for role in ("input", "weight", "grad_output") for dim in (0, 1)]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(streams, 2))
 
@@ -260,7 +260,7 @@ def test_sharded_runs_repeat(how: str) -> None:
 def test_each_rank_draws_its_own() -> None:
     layer = Float8Linear(32, 32, config="nvfp4")
     assert layer.passes is not None
-    mine = layer.passes.draws(0, "", True).of(torch.zeros(16, 16), "input", 1)
+    mine = layer.passes.draws(0, True).of(torch.zeros(16, 16), "input", 1)
     every = [torch.empty_like(mine) for _ in range(2)]
     torch.distributed.all_gather(every, mine)
     assert not torch.equal(*every)
@@ -424,7 +424,7 @@ def test_a_schedule_goes_on_in_bf16_or_in_another_recipe() -> None:
         "bf16": copy.deepcopy(linear),
         "rowwise": Float8Linear.from_float(copy.deepcopy(linear), RECIPES["rowwise"].emulated()),
     }
-    want["four bits"].fqn = "0"
+    want["four bits"].passes.belongs_to("0")
     for text, due in (
         ("cooldown_bf16:0.5", "bf16"),
         ("cooldown_rowwise:0.5", "rowwise"),
