@@ -79,6 +79,9 @@ def test_every_recipe_is_one_graph_and_equals_eager(backend: str) -> None:
     )
     results = step(torch.compile(model, fullgraph=True, dynamic=False, backend=by), parameters, x)
     assert_one_graph()
+    for layer in model:
+        if layer.passes is not None:
+            layer.passes.reset()  # else eager's would be the second one
     for got, want in zip(results, step(model, parameters, x), strict=True):
         if backend == "inductor" and want.dim() == 1:
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
