@@ -219,7 +219,7 @@ def _wrapped(x: torch.Tensor, cast: Cast | None, lines: Lines, turned: bool) -> 
     if cast is None:
         return x
     assert isinstance(lines, Operand)
-    codes, scale_inv = transposed(lines) if turned else lines
+    codes, scale_inv, _ = transposed(lines) if turned else lines
     make = Float8Tensor if torch.compiler.is_compiling() else Float8Tensor.of_cast
     return make(codes, scale_inv, x.dtype, cast.granularity)
 
