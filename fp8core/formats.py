@@ -101,7 +101,7 @@ def as_element_format(which: Format | torch.dtype | str) -> Format:
     # By dtype: to compare formats field by field took a third of Dynamo's time
     if fmt.dtype not in _ELEMENT_DTYPES:
         names = ", ".join(f.name for f in ELEMENT_FORMATS)
-        if fmt is E2M1FN:
+        if fmt == E2M1FN:
             raise ValueError(
                 f"{fmt.name} has two codes a byte, this takes one of {names}; fp8core.four_bits.quantize_lines casts to it"
             )

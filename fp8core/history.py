@@ -141,7 +141,7 @@ class PassCount(LayerMemory):
         """
         if torch.compiler.is_compiling():
             number = _next_pass(self.count) if gradients else self.count.clone()
-        elif torch._C._current_graph_task_id() != _IN_FORWARD:  # a recomputation in a backward pass
+        elif _is_recomputed():
             number = self.count - 1
         else:
             number = self.count.clone()
@@ -168,6 +168,15 @@ class Draws(NamedTuple):
         parts = [torch.full_like(self.number, part) for part in key]
         parts[2] = self.number
         return philox.uniform(x.shape, torch.stack(parts), x.device)
+
+
+def _is_recomputed() -> bool:
+    """Whether torch.utils.checkpoint runs a forward pass again whose first run had gradients and so was counted: by hooks of its
+    own within a backward pass. The reentrant kind has none, and its first run no gradients."""
+    if torch._C._current_graph_task_id() == _IN_FORWARD:
+        return False
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 @custom_op("fp8core::next_pass", mutates_args=("count",))

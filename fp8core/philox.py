@@ -21,7 +21,6 @@ _WORD = 0xFFFF_FFFF  # 32 bits, in the lower half of an int64
 _MULTIPLIERS = 0xD251_1F53, 0xCD9E_8D57
 _KEY_STEPS = 0x9E37_79B9, 0xBB67_AE85
 _ROUNDS = 10
-DRAW_BITS = 22  # of a draw, see `fp8core.four_bits.encode`
 
 
 def words(
@@ -37,13 +36,15 @@ def words(
     Returns:
         int64, each in [0, 2**32).
     """
-    left, right, left_2, right_2 = counter
+    left, right, left_2, right_2 = torch.broadcast_tensors(*counter)
     key_1, key_2 = key
     for _ in range(_ROUNDS):
-        # Bits above the 32nd are garbage until the mask: a product of two words overflows into the sign
+        # Bits above the 32nd are garbage until the mask: a product of two words overflows into the sign. In place: in eager
+        # mode memory costs more than arithmetic
         product, product_2 = left * _MULTIPLIERS[0], left_2 * _MULTIPLIERS[1]
-        left, right = ((product_2 >> 32) ^ right ^ key_1) & _WORD, product_2
-        left_2, right_2 = ((product >> 32) ^ right_2 ^ key_2) & _WORD, product
+        left = (product_2 >> 32).bitwise_xor_(right).bitwise_xor_(key_1).bitwise_and_(_WORD)
+        left_2 = (product >> 32).bitwise_xor_(right_2).bitwise_xor_(key_2).bitwise_and_(_WORD)
+        right, right_2 = product_2, product
         key_1, key_2 = (key_1 + _KEY_STEPS[0]) & _WORD, (key_2 + _KEY_STEPS[1]) & _WORD
     return left, right & _WORD, left_2, right_2 & _WORD
 
@@ -51,7 +52,7 @@ def words(
 def uniform(
     shape: Sequence[int], key: torch.Tensor | Sequence[int], device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """Uniform draws in [0, 1), multiples of 2**-22.
+    """Uniform draws (k + 1/2) / 2**21 of the upper 21 bits of a word: their mean is 1/2, and no draw is 0 or 1.
 
     Args:
         shape: of the result, at most 2**34 elements.
@@ -60,7 +61,7 @@ def uniform(
         device: of the result.
 
     Returns:
-        float32 of the shape, contiguous. Element i is word i % 4 of block i // 4.
+        float32 of the shape, contiguous: the first words of all blocks, then the second ones.
 
     Raises:
         ValueError: key is not four integers, or the shape has more elements than 32 bits can number.
@@ -79,5 +80,5 @@ def uniform(
     low, high = numbers & _WORD, numbers >> 32 & _WORD
     block = torch.arange(blocks, device=device)
     made = words((block, low[2], low[1], low[3]), (low[0], high[0]))
-    drawn = torch.stack(made, -1).flatten()[:count] >> (32 - DRAW_BITS)
-    return drawn.float().mul_(2.0**-DRAW_BITS).view(shape)
+    odd = [word.bitwise_right_shift_(10).bitwise_or_(1).float() for word in made]
+    return torch.cat(odd)[:count].mul_(2.0**-22).view(shape)

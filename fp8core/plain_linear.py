@@ -138,11 +138,6 @@ def cast_lines(
     return operand if dim == 1 else transposed(operand)
 
 
-def kept(lines: Lines, x: torch.Tensor) -> Saved:
-    """What to save for a later product: its operand, or the tensor that it will be made of."""
-    return lines if isinstance(lines, Operand) else (x, None, None)
-
-
 def serves_both(first: Cast | None, second: Cast | None) -> bool:
     """Whether the same codes serve two products that contract a tensor over different dimensions."""
     return first is not None and (first is second or first == second) and first.axis_free
@@ -180,7 +175,7 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
             )
         return left @ right.t().to(left.dtype)
     backend = KNOWN.get(recipe.backend) or backend_named(recipe.backend)
-    tensor_scales = [scale for scale in (left.tensor_scale_inv, right.tensor_scale_inv) if scale is not None]
+    of_left, of_right = left.tensor_scale_inv, right.tensor_scale_inv
     codes, scale_inv, _ = right
     if scale_inv.dim():  # [n, 1].t() has strides that the rowwise kernel would have to copy away
         lines, groups = scale_inv.shape
@@ -189,10 +184,10 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
     if backend.is_fp8:  # copies what does not lie along the contracted dimension
         left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
     dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
-    dtype = torch.float32 if tensor_scales else dtype
+    dtype = dtype if of_left is None else torch.float32
     result = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
-    for scale in tensor_scales:  # of e2m1 in blocks of 16
-        result = result * scale
+    if of_left is not None and of_right is not None:  # e2m1 in blocks of 16
+        result = result * of_left * of_right
     if recipe.pad_inner_dim:
         result = result[:, : codes.shape[0]]
     return result if result.dtype == out_dtype else result.to(out_dtype)
@@ -225,15 +220,15 @@ class Plan:
         if not for_gradient:
             return self.cast(x, first, 1, "input"), NOT_SAVED
         lines, turned = self.cast_twice(x, first, second, "input")
-        return lines, kept(turned, x)
+        return lines, turned if isinstance(turned, Operand) else (x, None, None)
 
     def of_weight(self, weight: torch.Tensor, for_gradient: bool) -> tuple[Lines, Saved]:
         """Return the right operand of the output; and what to save for grad_input, which reads the weight too."""
         first, second = self.recipe.output.b, self.recipe.grad_input.b
         if for_gradient and serves_both(first, second):
             lines, turned = self.cast_twice(weight, first, second, "weight")
-            return lines, kept(turned, weight)
-        return self.cast(weight, first, 1, "weight"), kept(weight, weight) if for_gradient else NOT_SAVED
+            return lines, turned if isinstance(turned, Operand) else (weight, None, None)
+        return self.cast(weight, first, 1, "weight"), (weight, None, None) if for_gradient else NOT_SAVED
 
     def for_output(
         self,

@@ -218,7 +218,7 @@ def mx_scale_code(
     Raises:
         ValueError: unknown mode, or fmt is no element format.
     """
-    fmt = fmt if fmt is E2M1FN else as_element_format(fmt)
+    fmt = fmt if fmt == E2M1FN else as_element_format(fmt)
     check_known("MX rounding mode", mode, MX_MODES)
     # A reduction may return a NaN with its sign bit set, which as an integer would lie below all numbers
     bits = without_grad(amax).float().contiguous().view(torch.int32) & _MAGNITUDE_BITS

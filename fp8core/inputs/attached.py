@@ -16,7 +16,7 @@ from fp8core.inputs.operands import (
     serves_both,
 )
 from fp8core.inputs.sharded import AmaxRequest, shared_amaxes
-from fp8core.plain_linear import NOT_SAVED, Lines, Plan, Saved, cast_lines, kept
+from fp8core.plain_linear import NOT_SAVED, Lines, Plan, Saved, cast_lines
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CastingPlan(Plan):
         self, x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, role: str
     ) -> tuple[Lines, Lines]:
         """Make a tensor the operand of both products that read it."""
-        if self.recipe.is_four_bit:
+        if (along_1 is not None and along_1.is_four_bit) or (along_0 is not None and along_0.is_four_bit):
             return self.cast(x, along_1, 1, role), self.cast(x, along_0, 0, role)
         kernels = self.kernels.get(role, "never") if type(x) in PLAIN_TENSORS else self.recipe.kernels
         amax = self.of_whole.get(role) if self.of_whole else None
@@ -77,8 +77,8 @@ class CastingPlan(Plan):
                 self.amaxes.record_gathered()
         elif for_gradient and fused_for_both(weight, first, second, self.kernels.get("weight", "never")):
             lines, turned = self.cast_twice(weight, first, second, "weight")
-            return lines, kept(turned, weight)
-        return self.cast(weight, first, 1, "weight"), kept(weight, weight) if for_gradient else NOT_SAVED
+            return lines, turned if isinstance(turned, Operand) else (weight, None, None)
+        return self.cast(weight, first, 1, "weight"), (weight, None, None) if for_gradient else NOT_SAVED
 
 
 @dataclass(eq=False)
@@ -110,9 +110,12 @@ class AttachedPlan(CastingPlan):
             for_gradient and for_grad_weight is None and not serves_both(first, second)
         ):  # made where nothing trained
             turned = self.cast(x, second, 0, "input")
-            return lines, kept(turned, x)
-        again_as = for_output if for_grad_weight is None else for_grad_weight
-        return lines, kept(again_as, again_as) if for_gradient else NOT_SAVED
+            return lines, turned if isinstance(turned, Operand) else (x, None, None)
+        return lines, (
+            for_output if for_grad_weight is None else for_grad_weight,
+            None,
+            None,
+        ) if for_gradient else NOT_SAVED
 
     def of_weight(self, weight: torch.Tensor, for_gradient: bool) -> tuple[Lines, Saved]:
         """Its casts of an earlier microbatch, if there is one."""
@@ -120,7 +123,9 @@ class AttachedPlan(CastingPlan):
             return CastingPlan.of_weight(self, weight, for_gradient)
         casts = self.recipe.output.b, self.recipe.grad_input.b
         lines, turned = self.cache.operands(weight, lambda: self.cast_twice(weight, *casts, "weight"))
-        return lines, kept(turned, weight) if for_gradient else NOT_SAVED
+        return lines, (
+            turned if isinstance(turned, Operand) else (weight, None, None)
+        ) if for_gradient else NOT_SAVED
 
     def for_output(
         self,
