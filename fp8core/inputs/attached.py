@@ -149,7 +149,7 @@ class AttachedPlan(CastingPlan):
             here = self._going_by(input=amax, weight=weight_amax)
         lines, weight_lines, saved = Plan.for_output(here, x, weight, needs_x, needs_weight, *given)
         if self.stats is not None:
-            _show(self.stats, "input", "grad_weight", None if self.codes_only else x, lines, saved[:2])
+            _show(self.stats, "input", "grad_weight", None if self.codes_only else x, lines, saved[:3])
             _show(self.stats, "weight", "grad_input", weight, weight_lines, saved[3:])
         return lines, weight_lines, (*saved, weight_amax)
 

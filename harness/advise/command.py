@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8core.recipe import RECIPES
-from harness.advise import libraries, losses, measured
+from harness.advise import four_bits, libraries, losses, measured
 from harness.advise.advice import Advice
 from harness.advise.asked_model import model_of, sizes
 from harness.advise.casts import ENGINE, LIBRARIES, not_by_default
@@ -62,6 +62,7 @@ gpus=N              all GPUs; how they are split is printed, or named:
 fp8_all_gather=auto|true|false      weights (FSDP), inputs (TP) gathered in
                     FP8; auto: if it gains
 head=bf16|fp8       the output head; its loss in FP8 was not judged
+formats=fp8|all     all: also what is published of four bits on that GPU
 train_tokens=N      of the whole training: which verdicts on losses count
 bf16_tokens_per_s=X measured in bf16, of one GPU
 runs=RUN,RUN        stored runs of that GPU: measured rates for assumed ones
@@ -99,6 +100,7 @@ class Question:
     reduce: str = key(default="", choices=BYTES)
     fp8_all_gather: str = key(default="auto", choices=GATHERS)
     head: str = key(default="bf16", choices=("bf16", "fp8"))
+    formats: str = key(default="fp8", choices=("fp8", "all"))
     bf16_tokens_per_s: float | None = key(span=(1e-9, LIMIT), unit="tokens/s of one GPU")
     train_tokens: int | None = key(span=(1, 2**50))
     network_gb_s: float | None = key(span=(1e-9, LIMIT), unit="GB/s of one GPU")
@@ -239,6 +241,7 @@ def answer(question: Question) -> Advice:
         more.step if head and not chosen.lossy and _pays(head, more, chosen) else None,
         made_up=made_up,
         warnings=(said,) if said else (),
+        four_bits=four_bits.published(device.key) if q.formats == "all" else None,
     )
     asked = replace(
         plan,

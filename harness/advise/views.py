@@ -132,6 +132,11 @@ def _parts(a: Advice) -> Iterator[tuple[str, str]]:
         ways = ", or ".join(f"{way} ({_gib(size, 0)} GiB)" for way, size in memory.ways.items())
         ways += "" if memory.whole else " for weights and optimizer alone"
         yield "way out: ", f"{ways}; ask again with it for the code" if memory.ways else _NO_WAY
+    if a.four_bits is not None:
+        active = model.active or model.parameters
+        public = [line for each in a.four_bits for line in each.lines(active)]
+        yield "four bits: ", "no time is predicted: fp8core emulates nvfp4 and mxfp4"
+        yield from ((_INDENT, line) for line in public or [f"no public pair on {a.device.key}"])
     yield from (("warning: ", warning) for warning in a.warnings)
 
 
@@ -364,6 +369,7 @@ def _data(found: Advice) -> dict[str, Any]:
             "exchanges": [asdict(each) for each in found.model.exchanges],
         },
         "not_measured": "; ".join(found.not_measured),
+        "four_bits": found.four_bits and [asdict(each) for each in found.four_bits],
         "memory": memory and picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
         "step_speedup": _ratio(chosen.step),
         "step_speedup_with_head": found.with_head and _ratio(found.with_head),

@@ -35,6 +35,7 @@ from harness.store.text import some
 from harness.store.words import key, options_of
 from harness.suites.common import kernels_missing
 from harness.suites.extended import faults
+from harness.suites.gemm import quantised
 from harness.timing import metrics
 from harness.timing.compiling import compile_unavailable, fresh_compile
 from harness.timing.timers import timer_for
@@ -430,11 +431,32 @@ def _peer(peer: Peer, device: str) -> str:
         absent = peer.missing(device)
         if absent is not None:
             raise Unavailable(absent)
-        if peer.linear:  # which imports the peer
-            peer.linear(torch.nn.Linear(16, 16, bias=False, device=device), peer.recipes[0])
-        lacking = [why for recipe in peer.recipes if (why := peer.unfit(recipe, device))]
-        if lacking and len(lacking) == len(peer.recipes) and not peer.cast:
-            raise Unavailable("; ".join(lacking))
+        reasons = {recipe: peer.unfit(recipe, device) for recipe in peer.recipes}
+        fitting, lacking = (
+            [r for r, why in reasons.items() if not why],
+            [why for why in reasons.values() if why],
+        )
+        if not _tried(peer, fitting, device):
+            raise Unavailable("; ".join(lacking) or "offers nothing that could be tried here")
         return "; ".join([f"{peer.version()}: {peer.doc}", *lacking])
     finally:
         logging.disable(silenced)
+
+
+def _tried(peer: Peer, recipes: Sequence[str], device: str) -> bool:
+    """Whether a part of the peer ran, and so was imported: a layer is made, products and casts are held against float64."""
+    if peer.linear and recipes:
+        peer.linear(torch.nn.Linear(16, 16, bias=False, device=device), recipes[0])
+    x, weight = torch.randn(2, 128, 256, dtype=torch.bfloat16, device=device)
+    for recipe in recipes if peer.gemm else ():
+        forward = RECIPES[recipe].output
+        assert peer.gemm
+        assert forward.a
+        assert forward.b
+        left, right = quantised(x, forward.a, 1), quantised(weight.t(), forward.b, 0)
+        product = peer.gemm(left.qdata, right.qdata, left.scale_inv, right.scale_inv, peer.fast_accum)
+        _sound(product, x.double() @ weight.double().t())
+    if peer.cast:
+        codes, scale_inv = peer.cast(x, native_pair()[0].dtype, "tensorwise")
+        _sound(codes.float() * scale_inv, x.double())
+    return bool((recipes and (peer.linear or peer.gemm)) or peer.cast)

@@ -38,12 +38,15 @@ MILLISECONDS = {
     "us": 1e-3,
     "ns": 1e-6,
 }  # of the units of time that a file may state
-# Files of others by the keys that theirs have: nvbench's JSON, asv's results; google-benchmark 1.9, pyperf 2, hyperfine 1
-_READ = {
-    other_files.nvbench: {"devices", "benchmarks"},
-    other_files.asv: {"commit_hash", "env_name", "results"},
+# What makes of a program's document the one that pytest-benchmark would have written
+_READERS: Mapping[str, Callable[[Any, Path], dict[str, Any]]] = {
+    "nvbench": other_files.nvbench,
+    "asv": other_files.asv,
 }
-_OTHERS = {
+# Files of other programs by the keys that theirs have, those of two programs first: google-benchmark 1.9, pyperf 2, hyperfine 1
+_KEYS = {
+    "nvbench": {"devices", "benchmarks"},
+    "asv": {"commit_hash", "env_name", "results"},
     "google-benchmark": {"context", "benchmarks"},
     "pyperf": {"benchmarks", "metadata", "version"},
     "hyperfine": {"results"},
@@ -112,25 +115,21 @@ def read_file(path: Path) -> Benchmarks:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     known = document.keys() if isinstance(document, dict) else set()
-    for read, keys in _READ.items():
-        if keys <= known:
-            return of_document(document, path, read)
-    for maker, keys in _OTHERS.items():
-        if keys <= known:
-            raise UsageError(
-                f"{path} is no pytest-benchmark file but one of {maker}, which is not read here; write its figures in that "
-                "form, or gate --command times the program itself"
-            )
-    return of_document(document, path)
+    maker = next((maker for maker, keys in _KEYS.items() if keys <= known), SUITE)
+    if maker != SUITE and maker not in _READERS:
+        raise UsageError(
+            f"{path} is no pytest-benchmark file but one of {maker}, which is not read here; write its figures in that "
+            "form, or gate --command times the program itself"
+        )
+    return of_document(document, path, maker)
 
 
-def of_document(document: Any, path: Path, read: Callable[[Any, Path], Any] | None = None) -> Benchmarks:
-    """What a document holds, in the form of pytest-benchmark or as another program's reader makes that of it; see `read_file`."""
-    maker = read.__name__ if read else SUITE
+def of_document(document: Any, path: Path, maker: str = SUITE) -> Benchmarks:
+    """What a document holds, in the form of pytest-benchmark or of a program of `_READERS`; see `read_file`."""
     try:
-        document = read(document, path) if read else document
+        document = _READERS[maker](document, path) if maker in _READERS else document
         rows = [_row(test, maker) for test in document["benchmarks"]]
-        found = Benchmarks(rows, _environment(document), document)
+        found = Benchmarks(rows, _environment(document, maker), document)
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} is not as {maker} writes it: {type(error).__name__}: {error!s:.150}"
@@ -185,7 +184,7 @@ def _row(test: Any, maker: str) -> Measurement:
     )
 
 
-def _environment(document: Mapping[str, Any]) -> dict[str, Any]:
+def _environment(document: Mapping[str, Any], maker: str) -> dict[str, Any]:
     """The fingerprint as far as the file knows it; names of machines are hashed, as everywhere."""
     machine, commit = (document.get(name) or {} for name in ("machine_info", "commit_info"))
     cpu, node = machine.get("cpu") or {}, machine.get("node")
@@ -199,5 +198,5 @@ def _environment(document: Mapping[str, Any]) -> dict[str, Any]:
         "host_hash": hashed(str(node)) if node else None,
         "git_commit": commit.get("id"),
         "git_dirty": commit.get("dirty"),
-        "imported_from": SUITE,
+        "imported_from": maker,
     }

@@ -31,7 +31,7 @@ from harness.gate.matching import LOSS, OPERATORS, match, number
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import Rule
 from harness.gate.sides import mode_of, refuse_one_run
-from harness.gate.unit import Cause, Control, Judgement, Key, State, Unit
+from harness.gate.unit import RATIO, Cause, Control, Judgement, Key, State, Unit
 from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import SUITE
 from harness.store import stats
@@ -89,7 +89,12 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
 
 
 def _cycles(unit: Unit, change: float) -> float | None:
-    """log(cycles after / cycles before), by the median clocks; None where one was not read for every sample."""
+    """log(cycles after / cycles before), by the median clocks; None where one was not read for every sample, and of a ratio of arms.
+
+    The clocks of such a unit are those of its arm alone, and what changes both arms changes no ratio.
+    """
+    if unit.key.regime == RATIO:
+        return None
     sides = [[row.sample_clock_mhz for row in rows if row.sample_clock_mhz is not None] for rows in unit.rows]
     clocks = [np.concatenate([np.empty(0), *side]) for side in sides]
     samples = [sum(len(row.samples) for row in rows) for rows in unit.rows]

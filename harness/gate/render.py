@@ -209,8 +209,8 @@ def junit(answer: Answer) -> str:
 
 def github_lines(answer: Answer) -> str:
     """Workflow commands of GitHub: an error for what fails the gate, a warning for a note that is not to be overlooked."""
-    *worst, whole = (case for case in _cases(answer) if case.outcome in ("failure", "error", "system-out"))
-    lines = []
+    *tests, whole = _cases(answer)
+    worst, lines = [case for case in tests if case.outcome == "failure"], []
     for case in worst[: MOST_ANNOTATIONS - 1]:
         file = _FILE.findall(case.group.partition(".")[2])  # of a test; of other units no file is known
         lines.append(

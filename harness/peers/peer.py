@@ -33,7 +33,7 @@ class Peer:
         arm: first word of its arms ("torchao" of `torchao_rowwise_eager`).
         doc: what it is, in a few words.
         missing: device -> why it can't run here, with the way to get it; None where it can. It imports nothing of the peer:
-            that is for `linear`, `cast` and `gemm`, by `imported`.
+            that is for `linear`, `cast` and `gemm`, by `imported`, which `doctor` tries before it calls a peer usable.
         version: of what is installed; called only where nothing is missing.
         recipes: of `fp8core.recipe.RECIPES`, those that `linear` or `gemm` offers under the same name.
         modes: how `linear` is meant to be run.

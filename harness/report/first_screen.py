@@ -167,7 +167,7 @@ class FirstScreen:
         found += self._of_the_named()
         alike = sorted((self.doubted or {}).items(), key=lambda group: -group[0].count(", "))
         doubted = [f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in alike]
-        below = {"figure that failed": self.failed, "finding": self.findings}
+        below = {"failed figure": self.failed, "finding": self.findings}
         listed = {
             "Not finished": self.unfinished,
             "In doubt": doubted,

@@ -179,9 +179,11 @@ def _results(machine: Machine, standing: Standing) -> str:
         bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == arm}
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
-    checked = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.suite not in STUDIES]
-    passed = any(w.passed and _same(standing, w.fields) for w in checked)
-    return "" if passed or any(_same(standing, parse(s.arm)) for s in first_steps(machine)) else UNCHECKED
+    own = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and _same(standing, w.fields)]
+    own = [w for w in own if w.suite not in STUDIES]
+    stepped = any(_same(standing, parse(s.arm)) for s in first_steps(machine))
+    is_checked = stepped or any(w.passed for w in own)  # what one suite judged makes up for no other
+    return "" if is_checked and not any(w.unjudged for w in own) else UNCHECKED
 
 
 def _gemms(machine: Machine, standing: Standing) -> str:

@@ -152,7 +152,7 @@ def parse(text: object) -> Mapping[str, Any]:
     return _object(text) if isinstance(text, str) and text else _NOTHING
 
 
-@lru_cache(maxsize=1 << 14)  # the rows of a case repeat their axes, environment and FLOPs
+@lru_cache(maxsize=1 << 12)  # the rows of a case repeat their axes, environment and FLOPs
 def _object(text: str) -> Mapping[str, Any]:
     value = from_json(text, finite=True)
     if not isinstance(value, dict):

@@ -170,7 +170,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         count = {"bf16": flops(case)}
         return timed(torch.mm, (a, b), check_bf16, judge, flops=count, bytes_moved=size, resolved=resolved)
 
-    qa, qb = _quantised(a, gemm.a, -1), _quantised(b, gemm.b, 0)
+    qa, qb = quantised(a, gemm.a, -1), quantised(b, gemm.b, 0)
 
     def multiply(a_codes: Tensor, b_codes: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor) -> Tensor:
         if peer is not None and peer.gemm is not None:
@@ -245,7 +245,7 @@ def _operands(case: Case, device: str) -> tuple[Tensor, Tensor]:
     return a, draw(data, (N, K), generator(device, case.seed, 1)).t()
 
 
-def _quantised(x: Tensor, cast: Cast, dim: int) -> Operand:
+def quantised(x: Tensor, cast: Cast, dim: int) -> Operand:
     """An operand in FP8, scaled along the contracted dimension `dim`; scales of blocks as the fused casts lay them."""
     codes, scale_inv = scale_and_cast(
         x, cast.format, cast.granularity, dim=dim, power_of_two=cast.power_of_two

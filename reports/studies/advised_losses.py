@@ -1,6 +1,6 @@
-"""What `harness.advise` knows of losses: verdicts on our own runs, and on the ledger's comparisons with bf16.
+"""What `harness.advise` knows of losses and of four bits: verdicts on our own runs, and the ledger's comparisons with bf16 and FP8.
 
-Of these the ledger has none with curves yet: its bf16 sides are reference points, by samples to the target alone.
+Of losses against bf16 the ledger has none with curves yet: its bf16 sides are reference points, by samples to the target alone.
 """
 
 from __future__ import annotations
@@ -66,3 +66,33 @@ def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
                 "source": f"reports/published/ledger.csv, {row['number']}",
             })  # fmt: skip
     return lines
+
+
+def four_bits(ledger: Iterable[Mapping[str, str]], names: Mapping[str, str]) -> list[dict[str, str]]:
+    """The lines of harness/advise/four_bits.csv: four bits against FP8 on machines that both sides used.
+
+    Args:
+        ledger: the lines of reports/published/ledger.csv.
+        names: of models, by the benchmark.
+    """
+    return [
+        {
+            "precision": row["candidate"],
+            "against": row["base"],
+            "model": names[row["benchmark"]],
+            "parameters": str(PARAMETERS[row["benchmark"]]),
+            "gpus": gpus,
+            "target": row["target"],
+            "time": time,
+            "samples": f"{float(row['samples_ratio']):.3f} ({float(row['samples_low_arms'] or row['samples_low_runs']):.3f} to "
+            f"{float(row['samples_high_arms'] or row['samples_high_runs']):.3f})",
+            "word": row["word"],
+            "gap": percent(float(row["gap"])) if row["gap"] else "",
+            "source": f"reports/published/ledger.csv, {row['number']}",
+        }
+        for row in ledger
+        if row["candidate"].startswith(("NVFP4", "MXFP4"))
+        and row["base"].startswith("FP8")
+        and row["benchmark"] in PARAMETERS
+        for gpus, _, time in (part.partition(": ") for part in row["time"].split("; ") if part)
+    ]

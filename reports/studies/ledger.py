@@ -1,6 +1,6 @@
 """The ledger: public FP8 and NVFP4 runs, judged by one rule; `python reports/studies/ledger.py` writes it.
 
-It makes reports/published/ledger.html with its markdown twin and ledger.csv, harness/advise/losses.csv, the tables of docs/evidence.md and docs/evidence.csv,
+It makes reports/published/ledger.html with its markdown twin and ledger.csv, harness/advise/losses.csv and four_bits.csv, the tables of docs/evidence.md and docs/evidence.csv,
 from results/published/curves and reports/studies/evidence.csv. A word on a loss is that of `harness.judge.verdict.rule.judge`.
 """
 
@@ -20,7 +20,7 @@ import mlperf
 import numpy as np
 from documented_table import fill
 
-from harness.advise import losses
+from harness.advise import four_bits, losses
 from harness.judge.verdict.result import MARGIN, percent
 from harness.report.drawing import BAND, INK, MUTED, SERIES, Chart, sheet, styled, ticks
 from harness.report.render import render_sections
@@ -767,6 +767,7 @@ def main() -> None:
     records = [record(row) for row in rows()]
     write_csv(PUBLISHED / "ledger.csv", records)
     write_csv(losses.FILE, advised_losses.table(records))
+    write_csv(four_bits.FILE, advised_losses.four_bits(records, ANSWERED))
     fill(DOCS / "evidence.md", documented())
     write_csv(DOCS / "evidence.csv", others)
 

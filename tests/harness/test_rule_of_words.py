@@ -155,6 +155,7 @@ KINDS = {
             "careful": "the last of the evaluation loss, as asked",
             "checks": "stored measurements: compared in the tables",
             "with_head": "an offer",
+            "four_bits": "published pairs, each with its loss, where asked",
             "gather_from": "no number of GPUs",
         },
         AdviceView,

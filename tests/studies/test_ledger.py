@@ -19,6 +19,7 @@ from documented_table import documented
 from scipy.stats import t as student
 from scipy.stats import ttest_ind
 
+from harness.advise import four_bits
 from harness.advise.losses import FILE as ADVISED
 
 COMMITTED = ledger.PUBLISHED / "ledger.csv"
@@ -242,6 +243,13 @@ def test_the_samples_half_of_the_page_is_what_the_program_makes() -> None:
         line = published().loc[str(row.number)]
         assert f"{row.of.samples[1].ratio:.4f}" == line["samples_ratio"]
         assert "; ".join(ledger.times(row)) == line["time"]
+
+
+def test_what_an_advice_quotes_of_four_bits_is_the_committed_ledger() -> None:
+    with COMMITTED.open(newline="") as file, four_bits.FILE.open(newline="") as quoted:
+        made = advised_losses.four_bits(csv.DictReader(file), ledger.ANSWERED)
+        assert made == list(csv.DictReader(quoted))
+        assert made
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ import pytest
 
 from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
-from harness.advise.memory import GIB, TOO_LARGE
+from harness.advise.decide import ON
+from harness.advise.memory import GIB, MARGIN, TOO_LARGE, Memory
 from harness.advise.views import AdviceView
 from harness.store.printer import MOST, as_text
 
@@ -98,6 +99,34 @@ def test_each_way_out_fits_when_it_is_taken(words: str) -> None:
             assert again.memory.needed == pytest.approx(promised, rel=0.05), way
 
 
+def test_what_does_not_fit_is_the_answer_and_has_no_code(advice: dict[str, Advice]) -> None:
+    """Whatever FP8 would gain: the decision by time stands in the JSON alone, and nothing positive begins a line."""
+    found = AdviceView(advice["a step that does not"])
+    assert (found.tone, found.data()["decision"], found.data()["decision_by_time"]) == ("bad", TOO_LARGE, ON)
+    assert "code:" not in found.lines()
+    assert not [line for line in found.lines() if line.startswith(f"FP8: {ON}")]
+    assert "code:" in lines(advice["a step that fits"])
+
+
+@pytest.mark.parametrize(
+    ("needed", "is_whole", "word"),
+    [
+        (100, True, "fits"),
+        (101, True, "tight"),
+        (117, True, "tight"),
+        (118, True, TOO_LARGE),
+        (100, False, "not predicted"),
+        (117, False, "not predicted"),
+        (118, False, TOO_LARGE),
+    ],
+)
+def test_the_word_for_memory(needed: int, is_whole: bool, word: str) -> None:
+    """By hand, of a GPU of 117 bytes: it fits where 1.17 times as much would, and a lower bound never does."""
+    assert MARGIN == 1.17
+    assert Memory({"weights": 1000}, {"weights": needed}, 117, is_whole, {}).word == word
+    assert Memory({"weights": needed}, None, 117, is_whole, {}).word == word
+
+
 def test_a_lower_bound_never_fits(advice: dict[str, Advice]) -> None:
     """Experts' activations are not predicted: weights alone leave room, and the word is neither fits nor tight."""
     memory = advice["experts"].memory
@@ -114,3 +143,32 @@ def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -
     assert memory is not None
     assert memory.needed / GIB == pytest.approx(11.8, abs=0.05)
     assert (memory.word, memory.unknown) == ("not predicted", "a pipeline")
+
+
+def test_four_bits_are_quoted_with_their_loss_and_never_predicted() -> None:
+    """Oracle: the ledger's row 1, 8B on 8 B200: sooner, and a worse loss at the same tokens; no pair ran on an H100."""
+    asked = answer(parse(["model=llama3_8b", "gpu=b200", "gpus=8", "formats=all"]))
+    assert asked.four_bits is not None
+    assert [each.gpus for each in asked.four_bits] == ["8 B200"]
+    (found,) = asked.four_bits
+    assert (found.precision, found.against, found.word, found.gap) == (
+        "NVFP4",
+        "FP8-current",
+        "FAIL",
+        "+0.812 %",
+    )
+    assert found.time.startswith("0.918 (0.886 to 0.952)")
+    loss, time = found.lines(8_030_261_248)
+    assert "FAIL" in loss
+    assert "not near" not in loss
+    assert "0.918" in time
+    assert "not near" in found.lines(1_000_000)[0]
+    assert not {option.recipe.name for option in asked.options} & {"nvfp4", "mxfp4"}
+    lines = AdviceView(asked).lines()
+    assert any("FAIL (+0.812 %)" in line for line in lines)
+    assert max(map(len, lines)) <= MOST
+    assert AdviceView(asked).data()["four_bits"][0]["gpus"] == "8 B200"
+    elsewhere = answer(parse(["model=llama3_8b", "gpu=h100", "formats=all"]))
+    assert elsewhere.four_bits == ()
+    assert any("no public pair on H100" in line for line in AdviceView(elsewhere).lines())
+    assert answer(parse(["model=llama3_8b", "gpu=b200"])).four_bits is None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fp8core import RECIPES
 from harness.advise.scale.held import Block, at_work, kept, memory
 from harness.machine.communication import Group
 from harness.store.errors import UsageError
@@ -22,6 +24,15 @@ def test_activations_of_all_blocks_from_those_of_two() -> None:
     assert found["activations"] == whole["activations"]
     assert found["logits"] == whole["logits"]
     assert found["workspace"] == whole["workspace"]
+
+
+def test_an_eager_head_that_is_left_out_keeps_no_codes() -> None:
+    """By hand: a byte for each element of its weight and of its input, and two scales, in the place of the input in bf16."""
+    tokens, width, vocabulary = 2 * 64, 768, 32_000
+    fp8 = Setup("llama_125m", 2, 64, recipe=RECIPES["tensorwise"])
+    of_all, without_head = (memory(job)["activations"] for job in (fp8, replace(fp8, left_out=("head",))))
+    codes, scales, in_bf16 = (vocabulary + tokens) * width, 2 * 4, 2 * tokens * width
+    assert of_all - without_head == codes + scales - in_bf16
 
 
 # Results of its products: q 4, k 2, v 2, o 4, gate 10, up 10, down 4

@@ -19,7 +19,7 @@ from harness.cli.doctor import ProbeResult, Unavailable, conclusion, main, probe
 from harness.machine import environment
 from harness.machine.gpu_monitor import GpuMonitor
 from harness.peers import Peer
-from harness.peers.peer import not_installed
+from harness.peers.peer import imported, not_installed
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = Peer("json", "JSON", missing=lambda device: None, version=lambda: "2.0")
+    there = replace(doctor.PEERS["scaled_mm"], arm="json", version=lambda: "2.0")
     absent = replace(there, missing=lambda device: not_installed("no_such_peer", "ghost"))
     monkeypatch.setattr(doctor, "PEERS", {"json": there, "ghost": absent})
 
@@ -191,15 +191,50 @@ def test_kernels_of_which_some_were_not_compiled_are_no_yes(
     assert found.code == code
 
 
+def tried(peer: Peer) -> ProbeResult:
+    return doctor._outcome("peer", "p", partial(doctor._peer, peer, "cpu"))
+
+
 def test_a_peer_none_of_whose_recipes_runs_here_is_missing() -> None:
     """One that lacks some of them, or whose cast is there, works, and names those."""
-    there = replace(doctor.PEERS["scaled_mm"], missing=lambda device: None, version=lambda: "1", cast=None)
+    there = replace(doctor.PEERS["scaled_mm"], version=lambda: "1")
     some = replace(there, unfit=lambda recipe, device: "too old" if recipe == "rowwise" else None)
     none = replace(there, unfit=lambda recipe, device: "too old")
-    cast = replace(none, cast=lambda *_: None)
-    found = [doctor._outcome("peer", "p", partial(doctor._peer, peer, "cuda")) for peer in (some, none, cast)]
+    cast = replace(none, cast=lambda x, dtype, _: (x.to(dtype), torch.ones(())))
+    found = [tried(peer) for peer in (some, none, cast)]
     assert [each.code for each in found] == ["", "missing", ""]
     assert all("too old" in each.detail for each in found)
+
+
+@pytest.mark.parametrize("part", ["linear", "gemm", "cast", "unfit"])
+def test_a_peer_that_cannot_be_imported_is_not_called_usable(part: str) -> None:
+    """Oracle: a module that is not there, imported by one part of an adapter alone."""
+    peer = replace(doctor.PEERS["scaled_mm"], gemm=None, version=lambda: "1")
+    peer = replace(peer, **{part: lambda *_: imported("no_such_module", "it>=2")})
+    found = tried(peer)
+    assert found.code == "missing"
+    assert "pip install 'it>=2'" in found.detail
+
+
+def test_a_peer_of_which_nothing_was_tried_is_not_called_usable() -> None:
+    assert tried(replace(doctor.PEERS["scaled_mm"], gemm=None)).code == "missing"
+
+
+@pytest.mark.parametrize("name", ["scaled_mm", "torchao"])
+def test_products_and_casts_of_a_peer_are_held_against_float64(name: str) -> None:
+    """Oracle: the same peer with a result that is 15 % too large."""
+    peer = doctor.PEERS[name]
+    if peer.missing("cpu"):
+        pytest.skip(f"{name} is not installed")
+    assert tried(peer).code == ""
+    if peer.gemm:
+        product = peer.gemm
+        wrong = replace(peer, gemm=lambda *given: product(*given) * 1.15)
+    else:
+        assert peer.cast
+        cast = peer.cast
+        wrong = replace(peer, cast=lambda *given: (cast(*given)[0], cast(*given)[1] * 1.15))
+    assert tried(wrong).code == "wrong"
 
 
 def test_a_peer_is_asked_for_a_layer_as_sweeps_ask_it() -> None:

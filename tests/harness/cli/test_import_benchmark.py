@@ -186,7 +186,8 @@ def test_asv_samples_units_and_what_did_not_run(tmp_path: Path) -> None:
     assert parse(rows["bench.Sizes.time_sum(10, 'a')"].resolved)["unit"] == "s"
     assert parse(rows["bench.peakmem_list"].resolved)["unit"] == "bytes"
     assert parse(rows["bench.peakmem_list"].timing)["method"] == "asv"
-    assert parse(rows["bench.peakmem_list"].env)["git_commit"] == RESULTS["commit_hash"]
+    env = parse(rows["bench.peakmem_list"].env)
+    assert (env["git_commit"], env["imported_from"]) == (RESULTS["commit_hash"], "asv")
 
 
 def test_nvbench_states(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_nvbench_states(tmp_path: Path) -> None:
     (row,) = store.read(tmp_path / "r").itertuples()
     assert row.samples.tolist() == pytest.approx([1.5])
     env = parse(row.env)
-    assert (env["device"], env["gpu"]) == ("cuda", "NVIDIA H200")
+    assert (env["device"], env["gpu"], env["imported_from"]) == ("cuda", "NVIDIA H200", "nvbench")
     assert parse(row.axes)["test"] == "copy Device=0 N=2^20"
 
 

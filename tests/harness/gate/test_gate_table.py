@@ -32,7 +32,7 @@ from gate_fixtures import (
 from harness.gate import render
 from harness.gate.decide import Verdict
 from harness.gate.options import Loud
-from harness.gate.policy import Allowance, Match
+from harness.gate.policy import Allowance, Match, Rule
 from harness.gate.unit import Judgement, Unit
 from harness.store.errors import Cause
 
@@ -204,6 +204,16 @@ MACHINE = Times()
 add("a control that moved, and a lost bit", beside(beside(([time_row(0, MACHINE())], [time_row(0, MACHINE(1.2))]), [control_row(MACHINE())],
     [control_row(MACHINE(1.2))]), *values("sqnr_db", 28.5, 22.5)), 4, "time_ms INCONCLUSIVE control flagged, sqnr_db REGRESSED", "28.5 -> 22.5 dB")  # fmt: skip
 
+# In stored runs without that case, the bf16 product of PyTorch alone stands in for it
+draw = Times(0.001)
+TWENTY = tuple([time_row(n, draw(factor)) for n in range(10)] for factor in (1.0, 1.2))
+for moved, code, found in (
+    (1.0, 1, "10 time_ms REGRESSED +20%, time_ms OK"),
+    (1.2, 3, "11 time_ms INCONCLUSIVE control flagged"),
+):
+    add(f"a stand-in for the control that moved by {moved}",
+        beside(TWENTY, [time_row(0, draw(), "bf16_eager")], [time_row(0, draw(moved), "bf16_eager")]), code, found, session="")  # fmt: skip
+
 # Exact rules
 
 for metric, before, after, verdict, code in (
@@ -303,6 +313,18 @@ for name, before, after, cause, evidence in (
         f"{before.get('metric', 'time_ms')} REGRESSED +20% {cause}".strip(),
         *(f"{fact} {'OK' if before[fact] == after[fact] else 'REGRESSED'}" for fact in facts - {"kernels"}),
     ]), evidence)  # fmt: skip
+# Of a ratio the clock is no cause: both arms run at it
+HALF = {"clocks": [990.0] * 10}
+for name, other, found in (
+    ("both arms twice as long", 2.0, "time_ms OK"),
+    ("one of them 20 % longer than that", 2.4, "time_ms REGRESSED +20%"),
+):
+    draw = Times()
+    ratio = [
+        [time_row(0, draw(factor), "bf16", clocks=clocks), time_row(0, draw(of_fp8), "fp8", clocks=clocks)]
+        for factor, of_fp8, clocks in ((1.0, 1.0, AT), (2.0, other, HALF["clocks"]))
+    ]
+    add(f"a ratio at half the clock, {name}", ratio, int(other > 2), found, machine_free=True)
 for moved, cause in (
     (1.09, "control"),
     (1.04, "compile"),
@@ -442,6 +464,18 @@ trained = partial(
 BROKEN = rows_of_runs("negative_control", shifted(BASE, lambda t: 0.6 * t / (t + 30), ratio=0.6))
 FAILS = [replace(row, status="failed", samples=(), rounds=(), reason="RuntimeError: out of memory")
          for row in rows_of_runs("tensorwise", GOOD) if row.metric == "loss"]  # fmt: skip
+BAD = shifted(BASE, lambda t: 0.6 * t / (t + 30), ratio=0.6)
+ALONE = rows_of_runs("base", BASE)
+for name, before, after, code, found, said in (
+    ("breaks", trained(), trained(runs=BAD), 4, "REGRESSED", "baseline: PASS"),
+    ("was broken and is", trained(runs=BAD), trained(runs=BAD), 4, "REGRESSED", "FAIL against base"),
+    ("is mended", trained(runs=BAD), trained(), 0, "IMPROVED", "baseline: FAIL"),
+    ("is new", ALONE, trained(), 0, "OK", "baseline: not trained"),
+    ("is new and broken", ALONE, trained(runs=BAD), 4, "REGRESSED", "baseline: not trained"),
+):
+    add(f"training that {name}", (before, after), code, f"loss {found}", said)
+add("training that breaks, where the policy ignores the loss", beside(units(), trained(), trained(runs=BAD)), 0, "time_ms OK",
+    policy={"metrics": {**POLICY.metrics, "loss": Rule("ignore")}})  # fmt: skip
 add("a negative control that fails", (trained(*BROKEN),) * 2, 0, "2 loss OK")
 add("a negative control that does not", (trained(*BROKEN), trained(*rows_of_runs("negative_control", GOOD))), 6, "2 loss INCONCLUSIVE",
     policy={"on_inconclusive": "fail"})  # fmt: skip

@@ -77,14 +77,14 @@ def test_a_peer_made_for_another_torch_says_so(
         assert part in reason
 
 
+@pytest.mark.parametrize("part", ["linear", "unfit"])
 def test_a_peer_that_is_installed_and_cannot_be_imported_is_a_skipped_row(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    part: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A plan does not import it. Oracle: the module that is not there."""
+    """By its layer, which the plan does not make, or where the plan asks it. Oracle: the module that is not there."""
     monkeypatch.chdir(tmp_path)
-    adapter = dataclasses.replace(
-        PEERS["torchao"], missing=lambda device: None, linear=lambda *_: imported("no_such_module", "it>=2")
-    )
+    stale: Any = {part: lambda *_: imported("no_such_module", "it>=2")}
+    adapter = dataclasses.replace(PEERS["torchao"], missing=lambda device: None, **stale)
     monkeypatch.setitem(PEERS, "torchao", adapter)
     words = "sweep=linear arms=[bf16_eager,torchao_rowwise_eager] isolate=false report=false control=false"
     words += " axes.M=16 axes.K=32 axes.N=16 run_id=r rounds=3 timing.min_seconds=0"

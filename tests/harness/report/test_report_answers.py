@@ -275,6 +275,20 @@ def test_a_result_that_no_bound_judged_is_not_called_passed(tmp_path, suite, bou
     assert standings.checks(found, own).results == results
 
 
+@pytest.mark.parametrize("has_bound", [True, False])
+def test_a_recipe_is_not_checked_because_another_suite_passed(tmp_path, has_bound):
+    """One suite judges its result, another one stores a result of the same recipe with a bound or without."""
+    about = {"resolved": {"sqnr_bound_db": {"sqnr_db": 28.0}}} if has_bound else {}
+    case, times = checked("linear", "rowwise_eager")
+    found = stored(
+        tmp_path,
+        [*times, figure(case, "rowwise_eager", "sqnr_db", 29.0, **about)],
+        sqnr("gemm", 28.5, 28.0, "rowwise_eager"),
+    )
+    own = standings.Standing(Arm("rowwise", mode="eager"))
+    assert standings.checks(found, own).results == ("" if has_bound else standings.UNCHECKED)
+
+
 @pytest.mark.parametrize("state", ["interrupted", "failed", "running"])
 def test_a_run_that_did_not_finish_gives_no_plain_yes(tmp_path, state):
     clean, found = (
@@ -283,6 +297,19 @@ def test_a_run_that_did_not_finish_gives_no_plain_yes(tmp_path, state):
     )
     assert (clean.tone, found.tone) == ("good", "")
     assert found.lines()[0] == f"So far: {clean.lines()[0]}"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_figures_that_failed_are_counted_on_the_first_screen(tmp_path, count):
+    """Of another suite, which answers nothing here: the verdict stays and is no plain yes."""
+    lost = [absent(Case.of("copy", {"M": m}), "bf16_eager", "failed", "boom", "") for m in range(count)]
+    found = FirstScreen.of(stored(tmp_path, *layers(FAST), losses(rowwise=0.0003), lost))
+    clean = FirstScreen.of(stored(tmp_path / "clean", *layers(FAST), losses(rowwise=0.0003)))
+    assert found.lines()[0] == clean.lines()[0]
+    assert (found.tone, found.data()["failed"]) == ("" if count else "good", count)
+    assert [line for line in found.lines() if line not in clean.lines()] == [
+        f"Below: {count} failed figure{'s' * (count > 1)}."
+    ] * bool(count)
 
 
 def test_a_study_of_breakage_is_never_sound(tmp_path):

@@ -1,0 +1,61 @@
+"""What is published of training in four bits on a GPU: time against FP8 to a loss, with what the loss itself did. No prediction.
+
+`four_bits.csv` beside this file is made from the ledger of public runs by `python reports/studies/ledger.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.advise.losses import FACTOR
+from harness.store.tables import rows_beside
+
+FILE = Path(__file__).with_suffix(".csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One comparison of public runs.
+
+    Attributes:
+        precision, against: of the two sides, as the ledger calls them.
+        model, parameters: that was trained.
+        gpus: how many of which, on both sides.
+        target: the loss at which runs end.
+        time: ratio of times to the target with its interval and arms: below 1, `precision` is there sooner.
+        samples: ratio of samples to the target, with its interval; above 1, `precision` needs more.
+        word, gap: the verdict on losses at equal tokens; "" where there are no curves.
+        source: where the runs are.
+    """
+
+    precision: str
+    against: str
+    model: str
+    parameters: int
+    gpus: str
+    target: str
+    time: str
+    samples: str
+    word: str
+    gap: str
+    source: str
+
+    def lines(self, parameters: int) -> tuple[str, str]:
+        """The comparison, its loss first; `parameters` of the model that was asked about say whether it is near."""
+        loss = f"{self.word} ({self.gap})" if self.word else "not judged"
+        far = "" if 1 / FACTOR <= self.parameters / max(parameters, 1) <= FACTOR else "; not near"
+        return (
+            f"{self.precision} against {self.against}, {self.model}, {self.gpus}: loss at equal tokens {loss}{far}",
+            f"time to loss {self.target} {self.time}; samples {self.samples}: {self.source}",
+        )
+
+
+def published(gpu: str) -> tuple[Published, ...]:
+    """Those on a GPU of the peak table, by its key."""
+    rows = rows_beside(__file__, FILE.name)
+    return tuple(
+        Published(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
+        for row in rows
+        if row["gpus"].split()[-1].lower() == gpu.lower()
+    )
