@@ -175,19 +175,15 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
             )
         return left @ right.t().to(left.dtype)
     backend = KNOWN.get(recipe.backend) or backend_named(recipe.backend)
-    of_left, of_right = left.tensor_scale_inv, right.tensor_scale_inv
-    codes, scale_inv, _ = right
+    codes, scale_inv, tensor_scale_inv = right
     if scale_inv.dim():  # [n, 1].t() has strides that the rowwise kernel would have to copy away
         lines, groups = scale_inv.shape
         scale_inv = scale_inv.reshape(1, lines) if groups == 1 else scale_inv.t()
-    right = Operand(codes.t(), scale_inv)
+    right = Operand(codes.t(), scale_inv, tensor_scale_inv)
     if backend.is_fp8:  # copies what does not lie along the contracted dimension
         left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
     dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
-    dtype = dtype if of_left is None else torch.float32
     result = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
-    if of_left is not None and of_right is not None:  # e2m1 in blocks of 16
-        result = result * of_left * of_right
     if recipe.pad_inner_dim:
         result = result[:, : codes.shape[0]]
     return result if result.dtype == out_dtype else result.to(out_dtype)

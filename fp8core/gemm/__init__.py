@@ -76,7 +76,8 @@ def scaled_mm(
         1x32, e8m0    [M, ceil(K/32)]                      [ceil(K/32), N]
         1x16, e4m3    [M, K/16], of e2m1 alone             [K/16, N]
 
-    e2m1 is uint8, two codes a byte along K: [M, K/2] and [K/2, N]. `Operand.tensor_scale_inv` is left to the caller.
+    e2m1 is uint8, two codes a byte along K: [M, K/2] and [K/2, N]. The sum is multiplied by `Operand.tensor_scale_inv`, in
+    float32, before it is rounded.
 
     If one operand is scaled tensorwise and the other rowwise, the single scale is repeated, which is exact:
     no kernel takes mixed granularities.
@@ -117,7 +118,14 @@ def scaled_mm(
             scale_inv_b = scale_inv_b.expand(1, b_codes.shape[1]).contiguous()
         else:
             scale_inv_a = scale_inv_a.expand(a_codes.shape[0], 1).contiguous()
-    return library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+    of_a, of_b = getattr(a, "tensor_scale_inv", None), getattr(b, "tensor_scale_inv", None)
+    if of_a is None and of_b is None:
+        return library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+    wide = torch.float64 if out_dtype == torch.float64 else torch.float32
+    product = library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, wide, use_fast_accum)
+    for scale in (of_a, of_b):
+        product = product if scale is None else product * scale.to(wide)
+    return product.to(out_dtype)
 
 
 def _check_product(

@@ -21,6 +21,7 @@ from torch.torch_version import TorchVersion
 
 from fp8core import cast as casts
 from fp8core.arguments import PLAIN_TENSORS
+from fp8core.formats import E2M1FN
 from fp8core.gemm.layout import Operand, transposed
 from fp8core.gemm.reference import shapes_alone
 from fp8core.kernels import ops
@@ -43,6 +44,8 @@ def why_unfused(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str 
     if kernels == "never":
         return "the recipe says kernels='never'"
     dtypes = [cast.format.dtype for cast in wanted if cast is not None]
+    if E2M1FN.dtype in dtypes:
+        return "no kernel casts to four bits"
     if torch.compiler.is_compiling():
         if x.is_cuda and INDUCTOR_GARBLES_CASTS:
             return ops.kernel_missing(x, *dtypes)

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fp8core
 from fp8core import (
     RECIPES,
+    CastConfig,
     Float8Linear,
     PrecisionSchedule,
     Recipe,
@@ -328,7 +329,28 @@ def test_a_group_with_inf_or_nan_is_nan_and_no_token_is_none() -> None:
         assert not layer.weight.grad.any()
 
 
+def test_scaled_mm_multiplies_by_both_levels_of_scales() -> None:
+    """Oracle: float64; what it gives in float64 is exact but for the order of the sum."""
+    torch.manual_seed(0)
+    a, b = (quantize_lines(torch.randn(48, K), LINE, 1) for _ in range(2))
+    turned = Operand(b.qdata.t(), b.scale_inv.t(), b.tensor_scale_inv)
+    want = dequantize(a, torch.float64) @ dequantize(b, torch.float64).T
+    found = fp8core.scaled_mm(a, turned, torch.float64, backend="reference")
+    torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
+    for wrong, words in (
+        (turned._replace(qdata=turned.qdata[:-1]), "a's columns must equal b's rows"),
+        (turned._replace(scale_inv=turned.scale_inv.float()), "float8_e4m3fn for blocks of 16"),
+        (turned._replace(scale_inv=turned.scale_inv[:-1]), "expected"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            fp8core.scaled_mm(a, wrong, backend="reference")
+
+
 BAD_CASTS = {
+    "torchao's word for gradients": (
+        lambda: CastConfig(target_dtype=E2M1FN.dtype),
+        "two codes a byte.*quantize_lines",
+    ),
     "tensorwise": (lambda: Cast(E2M1FN), "blocks of 16 or 32, not tensorwise.*'1x16'"),
     "1x128": (lambda: Cast(E2M1FN, "1x128"), "not 1x128.*'1x32'"),
     "powers of two": (lambda: Cast(E2M1FN, "1x16", power_of_two=True), "by powers of two.*'1x32'"),
@@ -490,7 +512,9 @@ def test_no_proof_calls_four_bits_fp8() -> None:
     assert proof.matmuls.fp8_share == pytest.approx(1 - flops["e2m1"] / sum(flops.values()))
     assert list(proof.matmuls.not_in_fp8) == ["0 (e2m1, emulated)"]
     whole = audit(model, step=step_of(model))
-    assert [layer.fp8_gemms for layer in whole.layers] == [0, 3]
+    assert [(layer.fp8_gemms, layer.four_bit_gemms) for layer in whole.layers] == [(0, 3), (3, 0)]
+    assert "3 GEMMs of four bits, emulated" in str(whole)
+    assert whole.layers[0].casts.startswith("plain PyTorch: no kernel casts to four bits")
     before = int(amax_state_dict(model)["0.passes.count"])
     verify(step_of(model), model, announce=False)
     assert int(amax_state_dict(model)["0.passes.count"]) == before
