@@ -37,7 +37,10 @@ _name_the_cpu()  # Inductor reads it when it is imported
 
 import torch  # noqa: E402
 
-SLOW_IMPORTS = ("harness.suites.parallel", "harness.suites.train", "harness.suites.divergence", "pytest")
+SLOW_IMPORTS = (
+    "harness.suites.parallel", "harness.suites.train", "harness.suites.divergence", "pytest", "scipy.special", "rich.table",
+    "torch._inductor.compile_fx",
+)  # fmt: skip
 
 
 def pytest_xdist_auto_num_workers() -> int:
