@@ -17,8 +17,8 @@ moves a scale to its neighbour now and then, and lets no block scale fall below 
 
 MXFP4 ("1x32") has an E8M0 scale for each 32 elements and none for the tensor, see `fp8core.scaling.mx_scale_code`.
 
-E2M1 has no NaN. A block that holds Inf or NaN has a scale of NaN; in NVFP4, where it spoils the amax of the tensor, so has the
-tensor. They come back as NaN throughout.
+E2M1 has no NaN. A block that holds Inf or NaN has a scale of NaN. In NVFP4 the tensor shares a scale: Inf makes s_enc 0, so that
+all block scales are 0 or NaN, and `tensor_scale_inv` Inf; NaN makes it NaN. Either way the group comes back as NaN throughout.
 
 Other sources: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149; OCP Microscaling Formats (MX) 1.0.
 """
@@ -147,7 +147,7 @@ def block_scales(
     encode_scale = (E2M1FN.max * E4M3FN.max / amax.double()).float().clamp(max=_FLOAT32_MAX)
     encode_scale = torch.where(amax == 0, 1.0, encode_scale)
     scale_inv = (of_blocks * (encode_scale * _SIXTH)).clamp(max=E4M3FN.max).to(E4M3FN.dtype)
-    return scale_inv, torch.where(amax.isfinite(), encode_scale.double().reciprocal().float(), torch.nan)
+    return scale_inv, encode_scale.double().reciprocal().float()
 
 
 def hadamard(x: torch.Tensor, dim: int, signs: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What is published of training in four bits on a GPU: time against FP8 to a loss, with what the loss itself did. No prediction.
+"""What is known of training in four bits: public runs on a GPU, and verdicts on the loss of fp8core's recipes. No prediction.
 
 `four_bits.csv` beside this file is made from the ledger of public runs by `python reports/studies/ledger.py`.
 """
@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.advise.losses import FACTOR
+from harness.advise.losses import FACTOR, Loss, of
 from harness.store.tables import rows_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FILE = Path(__file__).with_suffix(".csv")
 
@@ -51,11 +55,25 @@ class Published:
         )
 
 
-def published(gpu: str) -> tuple[Published, ...]:
-    """Those on a GPU of the peak table, by its key."""
-    rows = rows_beside(__file__, FILE.name)
-    return tuple(
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known.
+
+    Attributes:
+        public: runs on the GPU that was asked about.
+        losses: of each recipe of four bits the comparison that says most of it.
+    """
+
+    public: tuple[Published, ...]
+    losses: tuple[Loss, ...]
+
+
+def known(gpu: str, recipes: Iterable[str], parameters: int, tokens: int | None) -> Known:
+    """What is known for a GPU of the peak table, by its key; of some recipes at a size, as `harness.advise.losses.of`."""
+    public = tuple(
         Published(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
-        for row in rows
+        for row in rows_beside(__file__, FILE.name)
         if row["gpus"].split()[-1].lower() == gpu.lower()
     )
+    found = (of(name, parameters, tokens) for name in recipes)
+    return Known(public, tuple(loss for loss in found if loss is not None))

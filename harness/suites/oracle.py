@@ -41,7 +41,10 @@ ROUNDED: Bound = (47.0, "against the exact product of the codes; rounding to bf1
 # cuBLAS may add the parts of a split sum in bf16 (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
 # which rounds twice; on a GPU of an FP8 GEMM, too.
 BF16_MATMUL: Bound = (41.0, "against the exact product; rounding to bf16 twice leaves 42.1")
-FOUR_BITS: Bound = (8.0, "against the operands in high precision; e2m1 leaves 15, the worst line of 128 more than 11")
+FOUR_BITS: Bound = (
+    8.0,
+    "against the operands in high precision; e2m1 leaves 15, the worst line of 128 more than 11",
+)
 
 
 def fast_accum_bound(K: int, positive: bool = False) -> Bound:

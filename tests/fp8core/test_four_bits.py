@@ -112,7 +112,7 @@ def nvfp4_by_numpy(x: np.ndarray, amax: np.float32) -> tuple[np.ndarray, np.ndar
 
 NVFP4_TENSORS = {
     "gaussian": gaussian(64, 256),
-    "bfloat16": gaussian(64, 256).bfloat16(),
+    "bfloat16": gaussian(64, 256, seed=240).bfloat16(),  # 32 of whose scales tell the order of products
     "float16": gaussian(64, 256).half(),
     "subnormal and zero scales": gaussian(64, 256, spread=24),
     "zeros": gaussian(4, 64) * 0,
@@ -139,6 +139,17 @@ def test_nvfp4_follows_the_published_rule(name: str) -> None:
         seen = got.scale_inv.float()
         assert (seen == 0).any()
         assert ((seen > 0) & (seen < E4M3FN.min_normal)).any()
+
+
+def test_a_part_of_a_tensor_goes_by_the_amax_of_the_whole() -> None:
+    """Oracle: the scales of the whole tensor; an amax that is too small saturates at e4m3's 448."""
+    x = gaussian(32, 64, spread=6)
+    whole, tensor_scale = four_bits.block_scales(x, "1x16", 1)
+    part, same = four_bits.block_scales(x[16:], "1x16", 1, amax=x.abs().amax())
+    assert torch.equal(bits(part), bits(whole[16:]))
+    assert same is not None
+    assert same == tensor_scale
+    assert four_bits.block_scales(x, "1x16", 1, amax=x.abs().amax() / 64)[0].float().amax() == E4M3FN.max
 
 
 @pytest.mark.parametrize("granularity", ["1x16", "16x16", "1x32"])
@@ -302,6 +313,21 @@ def test_compiled_casts_are_bit_equal_to_eager() -> None:
                 assert (want is None) == (got is None)
                 assert want is None or torch.equal(bits(want), bits(got))
         torch._dynamo.reset()
+
+
+@pytest.mark.gpu
+def test_a_gpu_makes_the_same_bits() -> None:
+    """Oracle: the CPU's draws, codes and scales."""
+    for x, dim in product((x for x in NVFP4_TENSORS.values() if len(x) % 32 == 0), (0, 1)):
+        draws, there = (philox.uniform(x.shape, (1, 2, 3, 4), device) for device in ("cpu", "cuda"))
+        assert torch.equal(draws, there.cpu())
+        for cast in (Cast(), Cast("16x16"), Cast("1x32"), Cast("1x16", "stochastic", SIGNS)):
+            given, given_there = (draws, there) if cast.rounding == "stochastic" else (None, None)
+            want = four_bits.quantize_lines(x, cast, dim, given)
+            got = four_bits.quantize_lines(x.cuda(), cast, dim, given_there)
+            for one, other in zip(want, got, strict=True):
+                assert (one is None) == (other is None)
+                assert one is None or other is None or torch.equal(bits(one), bits(other.cpu()))
 
 
 def test_torchao_casts_alike() -> None:

@@ -28,13 +28,17 @@ def test_the_published_words(counter: tuple[int, ...], key: tuple[int, ...], wan
 
 
 def test_a_draw_is_the_upper_bits_of_the_word_at_its_address() -> None:
-    """Oracle: Random123's first vector (all zero), word by word; the layout of the docstring."""
+    """Oracle: Random123's first vector (all zero), word by word; the layout of the docstring, which stored runs repeat by."""
     words = torch.tensor([0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8], dtype=torch.float64)
     want = ((words / 2**11).floor() + 0.5) / 2**21
     assert torch.equal(philox.uniform((2, 2), (0, 0, 0, 0)).double().flatten(), want)
     more = philox.uniform((3, 4), (0, 0, 0, 0)).flatten()
     assert torch.equal(more[::3].double(), want)  # block 0 of 3
     assert philox.uniform((0, 3), (1, 2, 3, 4)).shape == (0, 3)
+    block, step, layer, role, low, high = map(torch.tensor, (0, 9, 8, 7, 6, 5))
+    address = philox.words((block, step, layer, role), (low, high))
+    draws = philox.uniform((4,), (5 * 2**32 + 6, 8, 9, 7))
+    assert torch.equal(torch.stack(address) >> 11, (draws * 2**21).long())
 
 
 def test_numbers_and_tensors_of_a_key_draw_alike_and_each_part_counts() -> None:
