@@ -55,7 +55,7 @@ class Size:
 
 
 SHORT = Size(seeds=3, steps=52, batch=4, seq=32, eval_batches=2)
-LOOK = Size(seeds=1, steps=12)
+LOOK = Size(seeds=1, steps=2, batch=4, seq=32, eval_batches=1, lr_warmup=1)
 
 
 def trained(

@@ -28,7 +28,7 @@ from harness.machine import fork_server
 def run(
     words: Sequence[str], cwd: str | Path = ".", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run([sys.executable, *words], cwd=, env=, capture_output=True, text=True)`."""
+    """Run `python WORDS` to its end, as `subprocess.run` with captured text."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder, name) for name in ("out", "err"))
         started = start(words, cwd, env, out, err)

@@ -33,14 +33,19 @@ def test_flops_and_parameters_are_those_of_the_formula(name: str) -> None:
     assert model.tokens == batch * seq
 
 
+def on_meta(words: int, width: int, outputs: int) -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(nn.Embedding(words, 768), nn.Linear(768, width), nn.Linear(width, outputs))
+
+
 @pytest.mark.parametrize(
     ("module", "head"),
     [
         (build("gpt2", device="meta", layers=1), ["head"]),
         (build("llama_moe", device="meta", layers=1), ["head"]),
         (gpt(), ["lm_head"]),
-        (nn.Sequential(nn.Embedding(50257, 768), nn.Linear(768, 768), nn.Linear(768, 50304)), ["2"]),
-        (nn.Sequential(nn.Embedding(1024, 768), nn.Linear(768, 1024), nn.Linear(1024, 10)), []),
+        (on_meta(50257, 768, 50304), ["2"]),
+        (on_meta(1024, 1024, 10), []),
         (nn.Linear(32, 64), []),
     ],
     ids=["tied", "experts", "own", "padded", "classes", "no embedding"],

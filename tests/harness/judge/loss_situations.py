@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.signal import lfilter
 
 Frames = list[pd.DataFrame]
 Draws = np.random.Generator
@@ -63,6 +62,8 @@ def course(u: Any) -> Any:
 
 def wander(g: Draws, n: int, size: int, rho: float, heavy: bool = False) -> Any:
     """Noise of unit spread that remembers itself along the course."""
+    from scipy.signal import lfilter  # half a second, which the collection does without
+
     drawn = g.standard_t(3, (n, size)) / np.sqrt(3) if heavy else g.normal(size=(n, size))
     drawn[:, 1:] *= np.sqrt(1 - rho**2)
     return lfilter([1], [1, -rho], drawn, axis=1)

@@ -301,7 +301,7 @@ def test_a_run_that_did_not_finish_gives_no_plain_yes(tmp_path, state):
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_figures_that_failed_are_counted_on_the_first_screen(tmp_path, count):
-    """Of another suite, which answers nothing here: the verdict stays and is no plain yes."""
+    """Rows of another suite, which answers nothing here: the verdict stays and is no plain yes."""
     lost = [absent(Case.of("copy", {"M": m}), "bf16_eager", "failed", "boom", "") for m in range(count)]
     found = FirstScreen.of(stored(tmp_path, *layers(FAST), losses(rowwise=0.0003), lost))
     clean = FirstScreen.of(stored(tmp_path / "clean", *layers(FAST), losses(rowwise=0.0003)))

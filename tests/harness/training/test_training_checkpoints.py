@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import time
 from pathlib import Path
@@ -32,6 +33,12 @@ def test_cpu_seconds_before_a_checkpoint_are_counted_once(
     with pytest.raises(KeyboardInterrupt):
         train(job(""), "cpu", tmp_path, interrupt)
     assert train(job(""), "cpu", tmp_path).facts["cpu_s"] == STEPS
+
+
+@functools.cache
+def whole():
+    """Curves of the uninterrupted run."""
+    return curves(train(job(), "cpu"))
 
 
 def interrupted(folder: Path, step: int = 6) -> list[Path]:
@@ -73,7 +80,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     (problem,) = resumed.facts["checkpoint_problems"]
     assert problem.startswith(f"{newest.name} is not used: ")
     assert said in problem
-    assert curves(resumed) == curves(train(job(), "cpu"))
+    assert curves(resumed) == whole()
 
 
 def test_no_whole_checkpoint_means_from_the_start(tmp_path: Path) -> None:
@@ -82,7 +89,7 @@ def test_no_whole_checkpoint_means_from_the_start(tmp_path: Path) -> None:
     resumed = train(job(), "cpu", tmp_path)
     assert resumed.facts["resumed_from_steps"] == []
     assert len(resumed.facts["checkpoint_problems"]) == 2
-    assert curves(resumed) == curves(train(job(), "cpu"))
+    assert curves(resumed) == whole()
 
 
 def test_a_checkpoint_of_another_run_is_not_taken(tmp_path: Path) -> None:
@@ -105,9 +112,8 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    whole = curves(train(job(), "cpu"))
     monkeypatch.setattr(torch, "save", full)  # as rank 0's part is written, the last one
     result = train(job(), "cpu", tmp_path)
-    assert curves(result) == whole
+    assert curves(result) == whole()
     assert "step 1 was not saved" in result.facts["checkpoint_problems"][0]
     assert list(tmp_path.iterdir()) == []
