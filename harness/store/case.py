@@ -183,7 +183,17 @@ def without_controls(frame: pd.DataFrame) -> pd.DataFrame:
 # Names that rows without `arm_fields` may hold, and the session's list of parts. A recipe or peer that was added later
 # needs no place here: its suite declares the record and its rows store it. Those of installed packages are read as well, so
 # that their names can be typed; where the package is absent such a name is a variant.
-_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "static", "blockwise", "mxfp8")
+_RECIPES = (
+    "tensorwise",
+    "rowwise",
+    "rowwise_with_gw_hp",
+    "delayed",
+    "static",
+    "blockwise",
+    "mxfp8",
+    "nvfp4",
+    "mxfp4",
+)
 _PEERS = ("torchao", "torchaomx", "nocompile", "te", "deepgemm", "aiter", "tutorial", "nanochat", "scaled_mm")
 _MODES = ("eager", "compile", "graph")
 
