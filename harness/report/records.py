@@ -40,6 +40,13 @@ NUMERICS = (
     "saturated_frac",
     "mismatches",
 )
+# Of `resolved.evidence`: cases that break recipes on purpose can refute, and prove nothing; what is recorded is not judged
+REFUTES, RECORDED = "refutes", "none"
+_STATED_SINCE = {
+    ("outliers", ""): REFUTES,
+    ("codes", ""): REFUTES,
+    ("codes", "plain"): RECORDED,
+}  # rows of before did not
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
@@ -236,6 +243,7 @@ class Worst:
         bounds: that case's bound in dB, where its suite stores one.
         where: (run id, case id) of that case.
         unjudged: cases of which some SQNR has no bound, nor were codes compared.
+        evidence: `resolved.evidence` of its rows; "": for and against.
     """
 
     suite: str
@@ -252,6 +260,7 @@ class Worst:
     mismatches: float
     checked_codes: int
     unjudged: int
+    evidence: str
 
     @property
     def passed(self) -> bool:
@@ -262,8 +271,13 @@ class Worst:
 
     @property
     def judged(self) -> bool:
-        """Whether it claims to be right; a plain `.to()` shows what this version of torch does (suite `codes`)."""
-        return (self.suite, self.arm) != ("codes", "plain")
+        """Whether it claims to be right, and is not just recorded."""
+        return self.evidence != RECORDED
+
+    @property
+    def proves(self) -> bool:
+        """Whether what passes there says that a recipe is right."""
+        return not self.evidence
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -320,7 +334,13 @@ def _worst(rows: pd.DataFrame, is_fp8: bool, bare: set[Key]) -> Worst:
         most.get("mismatches", 0.0),
         codes,
         len({*rows[FIGURE[:3]].itertuples(index=False, name=None)} & bare),
+        _evidence(first),
     )
+
+
+def _evidence(row: Row) -> str:
+    older = _STATED_SINCE.get((row["suite"], row["arm"]), _STATED_SINCE.get((row["suite"], ""), ""))
+    return str(resolved_of(row).get("evidence", older))
 
 
 def _bound(resolved: str, metric: str) -> float:

@@ -12,7 +12,7 @@ from harness.judge.verdict.rows import is_candidate
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import known
-from harness.report.verdicts import STUDIES, by_arm, counted, deciding, faults, fp8_pairs, rank
+from harness.report.verdicts import by_arm, counted, deciding, faults, fp8_pairs, rank
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
@@ -179,8 +179,7 @@ def _results(machine: Machine, standing: Standing) -> str:
         bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == arm}
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
-    own = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and _same(standing, w.fields)]
-    own = [w for w in own if w.suite not in STUDIES]
+    own = [w for w in numerics_by_arm(machine) if w.fp8 and w.proves and _same(standing, w.fields)]
     stepped = any(_same(standing, parse(s.arm)) for s in first_steps(machine))
     is_checked = stepped or any(w.passed for w in own)  # what one suite judged makes up for no other
     return "" if is_checked and not any(w.unjudged for w in own) else UNCHECKED

@@ -41,8 +41,6 @@ Verdict = Literal["yes", "partly", "no", "can't tell"]
 # Suites that answer for speed: what they time, in two words
 WHAT = {"train": "training steps", "linear": "whole layers", "gemm": "single GEMMs"}
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
-# Suites whose cases break casts and recipes on purpose: they can show that something is wrong, not that training is sound.
-STUDIES = ("outliers", "codes")
 
 
 MOST_NAMED = 3  # arms in a sentence
@@ -261,10 +259,10 @@ def is_sound(machine: Machine) -> Answer:
         )
     worst, steps = [w for w in numerics_by_arm(machine) if w.judged], first_steps(machine)
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
-    every = [w for w in fp8 if w.suite not in STUDIES]
+    every = [w for w in fp8 if w.proves]
     judged = [w for w in every if not w.unjudged]
-    exact = sum(w.checked_codes for w in worst if w.suite not in STUDIES)
-    broken = dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
+    exact = sum(w.checked_codes for w in worst if w.proves)
+    broken = dict.fromkeys(w.suite for w in worst if not w.proves and (w.sqnr or w.checked_codes))
     studied = " and ".join(broken)
     if not judged and not exact and not steps:
         nothing = (

@@ -61,7 +61,8 @@ class Workload:
             reference; called before timing, a not-ok result gets no speed.
         flops: floating-point operations of one call by the dtype that each GEMM really ran in ("bf16", "e4m3").
         bytes_moved: logical bytes read and written by one call; None where the count would be a guess.
-        resolved: what really runs (recipe, backend, dtypes, `timed`: what one call spans).
+        resolved: what really runs (recipe, backend, dtypes, `timed`: what one call spans; `evidence`: "refutes" where cases break
+            recipes on purpose, so that passing proves nothing, "none" where a figure is recorded and not judged).
         compiled: the first call compiles; the executor times that call apart as `compile_s`.
         variants: closures over other operand sets of the same shapes, for the sustained regime, which rotates
             through them so that no operand stays in cache. Empty: `run` alone is repeated.
