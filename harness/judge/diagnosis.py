@@ -404,7 +404,7 @@ def loss_spikes(material: Material) -> Iterator[Finding]:
     """More loss or gradient spikes than the control has."""
     for v in material.verdicts:
         gate = v.verdict.gate("L2")
-        if gate is not None and gate.effect > 0 and v.arm != NEGATIVE:
+        if gate is not None and gate.effect > 0 and v.fields.variant != NEGATIVE:
             setup = next(s for s in material.setups if (s.run_id, s.axes) == (v.run_id, v.axes))
             yield Finding(
                 f"{v.arm} spikes more than {v.against}",

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
 from harness.judge.verdict.curves import half_life, pair, relative_gap
-from harness.judge.verdict.result import percent
+from harness.judge.verdict.result import EQUIVALENCE, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate
 from harness.judge.verdict.rule import PASS_CONFIDENCE
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
@@ -57,7 +57,6 @@ _HEADINGS = {
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
-GAPS = ("L4", "L4h")  # gates whose figure has an interval
 LIMIT = 100 * MARGIN
 MOST_CURVES = 6  # set-ups with a figure
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
@@ -130,7 +129,7 @@ def _gate_figure(gate: GateResult) -> str:
         return ""
     if gate.unit == "of the loss" and gate.gate != "L5":
         within = f" ({percent(gate.low)} to {percent(gate.high)})" * (
-            gate.gate in GAPS and math.isfinite(gate.high - gate.low)
+            gate.gate in EQUIVALENCE and math.isfinite(gate.high - gate.low)
         )
         return f"{percent(gate.effect)}{within}"
     if gate.unit == "ratio":

@@ -23,6 +23,7 @@ GATES: dict[str, str] = {
     "band": "within the seeds' spread",
 }
 
+EQUIVALENCE = ("L4", "L4h")  # by an interval that lies inside the margin
 MARGIN = 0.0025  # of the control's mean loss; the order of what DeepSeek-V3 reports for FP8 at scale
 LATE = 0.2
 

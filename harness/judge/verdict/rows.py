@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 SUITE = "divergence"
 CONTROL = "base"
 NEGATIVE = "negative_control"
-MUST_PASS = (f"{CONTROL}_eps", f"{CONTROL}_other")
 _CURVES = {
     "loss": "loss",
     "heldout_loss": "heldout",
@@ -113,7 +112,8 @@ class ArmVerdict:
         becomes a note.
         """
         failed = self.verdict.outcome == "FAIL"
-        return not failed if self.arm == NEGATIVE else failed and self.arm in MUST_PASS
+        must_fail = self.fields.variant == NEGATIVE
+        return not failed if must_fail else failed and self.fields.recipe == CONTROL
 
 
 def judge(frame: pd.DataFrame) -> list[ArmVerdict]:
@@ -181,6 +181,11 @@ def _run(curves: Mapping[str, Any], resolved: Mapping[str, Any]) -> Run:
 def is_candidate(arm: Arm) -> bool:
     """Whether an arm is one that a user would train, and no control or emulation."""
     return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
+
+
+def has_margin(arm: Arm) -> bool:
+    """Whether an arm is judged by its paired gaps inside a margin: no control, no known fault, and not of other seeds."""
+    return arm != Arm(CONTROL) and arm.variant not in (NEGATIVE, OTHER)
 
 
 def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
@@ -306,7 +311,7 @@ def _judge_setup(setup: Setup) -> list[ArmVerdict]:
             fields = setup.records[arm]
             against = control_of(fields, setup)
             it = _Judged(setup, arm, fields, against, setup.arms[arm], setup.arms.get(against, {}))
-            expected = "FAIL" if arm == NEGATIVE else "PASS"
+            expected = "FAIL" if fields.variant == NEGATIVE else "PASS"
             verdict = _judge_arm(it)
             verdicts.append(
                 ArmVerdict(setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing)
@@ -328,7 +333,7 @@ def _judge_arm(it: _Judged) -> Verdict:
             notes.append(
                 f"{fields.recipe}_golden was not compared: it rounds other layers ({it.other_layers})"
             )
-    if it.arm == f"{CONTROL}_other":
+    if fields.variant == OTHER:
         verdict = judge_other_seeds(runs, it.control)
     else:
         schedule = str(setup.says(it.arm, "schedule") or "")
@@ -423,7 +428,7 @@ def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
     unknown = [
         f"{v.arm} is INCONCLUSIVE: that this set-up passes what it must was not shown"
         for v in verdicts
-        if v.arm in MUST_PASS and v.verdict.outcome == "INCONCLUSIVE"
+        if v.fields.recipe == CONTROL and v.verdict.outcome == "INCONCLUSIVE"
     ]
     demoted = []
     for v in verdicts:

@@ -12,8 +12,8 @@ from harness.judge.verdict.curves import pair
 from harness.judge.verdict.paired import heldout_gaps, late_gaps
 from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
-from harness.store.case import LOCAL, OTHER, Arm
+from harness.judge.verdict.rows import CONTROL, control_of, has_margin
+from harness.store.case import LOCAL, parse
 from harness.store.printer import picked, table
 from harness.store.text import duration, some
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from harness.judge.verdict.rows import Setup
     from harness.store.printer import Table, Tone
-
-NOT_TESTED = (CONTROL, NEGATIVE, str(Arm(CONTROL, variant=OTHER)))  # by no paired gap inside a margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class SeedsNeeded:
                 (a, arm, best_noise(stored, a, arm))
                 for a, arms in request
                 for arm in arms
-                if arm not in NOT_TESTED
+                if has_margin(parse(arm))
             ],
             sum(n for n, _ in took),
             sum(n for n, each in took if each),
