@@ -31,6 +31,8 @@ from harness.machine.processes import interruptible, marked
 from harness.store import printer
 from harness.store.errors import UsageError
 from harness.store.private import public
+from harness.store.text import duration
+from harness.timing.workload import least_seconds
 from harness.training.batches import fetch
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from harness.engine.settings import SweepConfig
     from harness.engine.shards import Shard
 
+WORTH_SAYING_S = 60.0
 NO_SPEED = "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
@@ -99,6 +102,10 @@ def _run(
         said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
     if config.device == "cpu" and not config.quiet and _compares_speed(plan):
         said.append(NO_SPEED)
+        if (least := _least_s(plan)) >= WORTH_SAYING_S:
+            said.append(
+                f"it takes {duration(least)} or more, at the rate at which this CPU multiplies now; fewer arms= take less"
+            )
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     note = runlog.ProgressFile(writer)
@@ -233,6 +240,19 @@ def _measure(
             done_arms=work.done_arms,
             turns=None if config.turns is None else Turns(config.turns, config.device),
         )
+
+
+def _least_s(plan: Plan) -> float:
+    """What the cases of a plan take at the least, by a tenth of a second of float32 products of 512 x 768 x 3072 here and now."""
+    import torch
+
+    a, b = torch.ones(512, 768), torch.ones(768, 3072)
+    began, calls = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - began) < 0.1:
+        a @ b
+        calls += 1
+    rate = calls * 2 * 512 * 768 * 3072 / seconds
+    return sum(least_seconds(c.suite, c.case, c.runnable, rate) for c in plan.cases if c.runnable)
 
 
 def _compares_speed(plan: Plan) -> bool:

@@ -221,6 +221,12 @@ def runs_alone(suite: Plannable) -> bool:
     return bool(getattr(suite, "ALONE", False))
 
 
+def least_seconds(suite: Plannable, case: Case, arms: Sequence[str], flops_per_s: float) -> float:
+    """What a case takes at the least, as far as its suite has a function `least_seconds(case, arms, flops_per_s)`; else 0."""
+    own = getattr(suite, "least_seconds", None)
+    return 0.0 if own is None else float(own(case, arms, flops_per_s))
+
+
 def world_of(suite: Plannable, case: Case) -> int:
     """How many ranks, each a process, an arm of the case is: by its axis `ranks`, or by what the suite's `world` says.
 

@@ -322,3 +322,11 @@ def test_where_nothing_pays_an_advised_arm_is_its_control(monkeypatch: pytest.Mo
     assert set(work.flops) == {"bf16"}
     if arm.endswith(train.FUSED):
         assert facts["norm_and_swiglu"] == "fp8core's fused kernels"
+
+
+def test_how_long_a_case_takes_at_the_least() -> None:
+    """Oracle: the FLOPs that its workload declares, times four steps of two arms; a batch that is to be found says nothing."""
+    arms = ("bf16_eager", "tensorwise_eager")
+    flops = sum(train.build(case(model="nano"), arms[0], "cpu").flops.values())
+    assert train.least_seconds(case(model="nano"), arms, 1e9) == pytest.approx(2 * 4 * flops / 1e9)
+    assert train.least_seconds(case(model="nano", batch="max"), arms, 1e9) == 0.0
