@@ -15,7 +15,7 @@ FILE = Path(__file__).with_suffix(".csv")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublicComparison:
     """One comparison of public runs.
 
     Attributes:
@@ -51,11 +51,11 @@ class Published:
         )
 
 
-def published(gpu: str) -> tuple[Published, ...]:
+def published(gpu: str) -> tuple[PublicComparison, ...]:
     """Those on a GPU of the peak table, by its key."""
     rows = rows_beside(__file__, FILE.name)
     return tuple(
-        Published(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
+        PublicComparison(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
         for row in rows
         if row["gpus"].split()[-1].lower() == gpu.lower()
     )

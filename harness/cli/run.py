@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli.seeds_needed import seeds_needed
 from harness.engine import places, shards
-from harness.engine.plan import Plan, describe, make_plan
+from harness.engine.plan import SweepPlan, describe, make_plan
 from harness.machine import raw_output
 from harness.store import extensions
 from harness.suites import SUITES
@@ -64,7 +64,7 @@ def run_request(request: Request) -> int:
     return 0
 
 
-def _made_up_batches(plan: Plan) -> Iterator[str]:
+def _made_up_batches(plan: SweepPlan) -> Iterator[str]:
     """What the models of the user that are trained without `model.batch` read instead."""
     for name in dict.fromkeys(str(dict(c.case.axes).get("model", "")) for c in plan.cases):
         if name.startswith("{") and "batch" not in json.loads(name):

@@ -53,7 +53,7 @@ LEAK_BYTES = (
     2**30
 )  # of resident memory above what the first case of a process left: then another takes its place
 
-Tell = Callable[[Stage | Steps | list[str]], None]
+OnMessage = Callable[[Stage | Steps | list[str]], None]
 Meanwhile = Callable[[], object] | None
 _anew: list[str] = []  # why processes are not forked
 
@@ -68,7 +68,7 @@ UNFIT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """How long things may take.
 
     Attributes:
@@ -133,7 +133,7 @@ class ArmRunner:
         *args: Any,
         what: str = "",
         meanwhile: Meanwhile = None,
-        tell: Tell = lambda sign: None,
+        tell: OnMessage = lambda sign: None,
     ) -> list[Any]:
         """What `fn(tell, *args)` returns there, as JSON has it, by rank; where one is at fault, its result alone.
 
@@ -155,7 +155,7 @@ class ArmRunner:
         return [answer["result"] for answer in answers]
 
     def _answers(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
+        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: OnMessage
     ) -> list[dict[str, Any]]:
         if self.lost:
             raise RemoteError(self.lost, Cause.DEVICE_LOST)
@@ -189,7 +189,7 @@ class Process(ArmRunner):
     """
 
     def __init__(
-        self, conditions: Conditions, limits: Limits, tell: Tell, world: int = 1, device: str = "cpu"
+        self, conditions: Conditions, limits: TimeLimits, tell: OnMessage, world: int = 1, device: str = "cpu"
     ) -> None:
         self._limits, self.fault, self.until, self.world = limits, "", math.inf, world
         self._tell, self._conditions, self._device = tell, conditions, device
@@ -238,7 +238,7 @@ class Process(ArmRunner):
         return lambda lines: self._tell([f"rank {rank}: {line}" for line in lines])
 
     def _answers(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
+        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: OnMessage
     ) -> list[dict[str, Any]]:
         if self.fault:
             raise RemoteError(self.fault, Cause.DIED)
@@ -369,7 +369,11 @@ class ArmPool:
     """
 
     def __init__(
-        self, conditions: Conditions | None, limits: Limits, device: str, tell: Tell = lambda sign: None
+        self,
+        conditions: Conditions | None,
+        limits: TimeLimits,
+        device: str,
+        tell: OnMessage = lambda sign: None,
     ) -> None:
         self._conditions, self._limits, self._device, self._tell = conditions, limits, device, tell
         self.runners: dict[str, ArmRunner] = {}
@@ -517,7 +521,12 @@ class RemoteArm:
 
 
 def prepared(
-    arm_pool: ArmPool, planned: PlannedCase, name: str, setting: Setting, rows: list[Measurement], tell: Tell
+    arm_pool: ArmPool,
+    planned: PlannedCase,
+    name: str,
+    setting: Setting,
+    rows: list[Measurement],
+    tell: OnMessage,
 ) -> tuple[PreparedArm, RemoteArm] | None:
     """Build, compile and check an arm in its process.
 

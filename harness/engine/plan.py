@@ -109,7 +109,7 @@ class PlannedCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """All cases of a command line, and the product of axes behind each part; of a shard, its own and those elsewhere."""
 
     cases: tuple[PlannedCase, ...]
@@ -123,7 +123,7 @@ class Plan:
         return {c.case.case_id for c in ranked[:most]}
 
 
-def make_plan(config: SweepConfig, suites: Mapping[str, Plannable]) -> Plan:
+def make_plan(config: SweepConfig, suites: Mapping[str, Plannable]) -> SweepPlan:
     """Expands a composed configuration.
 
     Args:
@@ -149,7 +149,7 @@ def make_plan(config: SweepConfig, suites: Mapping[str, Plannable]) -> Plan:
     if not any(c.runnable for c in cases):
         raise UsageError(_nothing_runs(cases, str(config.device)))
     _check_requests(config, cases)
-    return Plan(tuple(cases), products)
+    return SweepPlan(tuple(cases), products)
 
 
 @dataclass(slots=True)
@@ -418,7 +418,7 @@ def _nothing_runs(cases: list[PlannedCase], device: str) -> str:
     return f"none of the arms asked for can run on this device ({device}): {shown}"
 
 
-def describe(plan: Plan) -> Iterator[str]:
+def describe(plan: SweepPlan) -> Iterator[str]:
     """The lines that `dry_run=true` prints: each product, what all its cases share, and of every case the rest."""
     for part, product in plan.products.items():
         yield f"{part}: {product}"
@@ -433,7 +433,7 @@ def describe(plan: Plan) -> Iterator[str]:
     yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"
 
 
-def nothing_compared(plan: Plan) -> Iterator[str]:
+def nothing_compared(plan: SweepPlan) -> Iterator[str]:
     """A line where no arm stands beside the one that it is compared with, though the suites have such arms."""
     cases = (*plan.cases, *plan.elsewhere)
     pairs = [(c.suite.ARMS[arm].baseline, c.runnable) for c in cases for arm in c.runnable]

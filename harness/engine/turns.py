@@ -25,7 +25,7 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from harness.engine.plan import Plan
+    from harness.engine.plan import SweepPlan
     from harness.timing.config import Timing, TimingConfig
 
 VERSION = 1
@@ -81,7 +81,7 @@ class Turns:
         return found
 
 
-def with_control(plan: Plan) -> Plan:
+def with_control(plan: SweepPlan) -> SweepPlan:
     """The plan of a sweep in turns: the control case is its first.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.gate.decide import Verdict, p_above, spread_floor
+from harness.gate.decide import UnitVerdict, p_above, spread_floor
 from harness.gate.matching import log_ratios, rounds_of
 from harness.store import stats
 from harness.store.outside import parse
@@ -47,10 +47,10 @@ def doubt(timed: Sequence[Unit], policy: Policy, date: datetime.date, *, paired:
         if before != after:
             doubts = [f"the baseline's are {before}, the candidate's {after}"]
         unit.reason = "; ".join([unit.reason, *doubts])
-        if doubts and (unit.verdict is not Verdict.REGRESSED or before != after):
-            unit.verdict, unit.in_doubt = Verdict.INCONCLUSIVE, True
-        elif unit.verdict is Verdict.IMPROVED and _said(unit)[1].get("timed") == WHOLE:
-            unit.found(Verdict.OK, f"{unit.reason}; that the same work was done is not shown")
+        if doubts and (unit.verdict is not UnitVerdict.REGRESSED or before != after):
+            unit.verdict, unit.in_doubt = UnitVerdict.INCONCLUSIVE, True
+        elif unit.verdict is UnitVerdict.IMPROVED and _said(unit)[1].get("timed") == WHOLE:
+            unit.found(UnitVerdict.OK, f"{unit.reason}; that the same work was done is not shown")
 
 
 def _said(unit: Unit) -> list[Mapping[str, Any]]:

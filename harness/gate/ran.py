@@ -39,7 +39,7 @@ WAYS_OUT = (
 
 
 @dataclass
-class Side:
+class SideFiles:
     """What the processes of one side did, as paths below its tree where they lie there.
 
     Attributes:
@@ -129,7 +129,7 @@ class Side:
 
 
 @dataclass
-class Ran:
+class FilesRan:
     """Both sides, the checkout that they come from, and what may be said of the change.
 
     Attributes:
@@ -140,7 +140,7 @@ class Ran:
         built: files that the set-up made and that were executed, and whether they differ.
     """
 
-    sides: Mapping[str, Side]
+    sides: Mapping[str, SideFiles]
     original: Path
     named: frozenset[str] = frozenset()
     unseen: set[str] = field(default_factory=set)
@@ -222,7 +222,7 @@ class Ran:
                         "commit it, or make it with --setup",
                     )
 
-    def _elsewhere(self, side: Side, file: Path, changed: set[str], unread: set[str]) -> str:
+    def _elsewhere(self, side: SideFiles, file: Path, changed: set[str], unread: set[str]) -> str:
         """The wrong place that holds a file that differs; "" where it is another file."""
         trees = {
             other.tree: f"the work tree of the {name}"
@@ -243,7 +243,7 @@ class Ran:
                 return f"neither work tree: a copy of {name}"
         return ""
 
-    def _left_behind(self, side: Side, place: Path) -> str:
+    def _left_behind(self, side: SideFiles, place: Path) -> str:
         """The file of the checkout that was looked for, and which no tree holds; "" where there is none."""
         looked = inside(side.tree, place)
         for suffix in ("", ".py", "/__init__.py", *EXTENSION_SUFFIXES) if looked else ():

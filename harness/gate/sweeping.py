@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.gate.runner import How, Round
+    from harness.gate.runner import GateRound, How
 
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # a message later than this is none
@@ -152,13 +152,13 @@ class Sweeping(Instrument):
 
     alone: bool = False
 
-    def measure(self, this: Round) -> None:
+    def measure(self, this: GateRound) -> None:
         """One round of all sides, together or in the order given."""
         for sides in [[side] for side in this.sides] if self.alone else [this.sides]:
             with ExitStack() as stack:
                 self._measure(this, sides, stack)
 
-    def _measure(self, this: Round, sides: Sequence[str], stack: ExitStack) -> None:
+    def _measure(self, this: GateRound, sides: Sequence[str], stack: ExitStack) -> None:
         sweeps: dict[str, Sweep] = {}
         for side in sides:  # both import PyTorch at the same time
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-round-")))
@@ -181,7 +181,7 @@ class Sweeping(Instrument):
             if side in lost:
                 this.collected[side].died(this.number, lost[side])
 
-    def _planned(self, side: str, sweep: Sweep, this: Round) -> list[dict[str, Any]]:
+    def _planned(self, side: str, sweep: Sweep, this: GateRound) -> list[dict[str, Any]]:
         """The cases that a side has planned.
 
         Raises:
@@ -198,7 +198,7 @@ class Sweeping(Instrument):
             raise no_start(side, root, said, REFUSED)
         return list(plan["cases"])
 
-    def _case(self, this: Round, name: str, here: dict[str, Sweep]) -> dict[str, str]:
+    def _case(self, this: GateRound, name: str, here: dict[str, Sweep]) -> dict[str, str]:
         """Measures one case in one round; returns which sides were lost, and why: those take no further part in it."""
         lost: dict[str, str] = {}
         asked: list[tuple[object, float]] = [
@@ -235,6 +235,6 @@ def no_start(side: str, tree: Path, reason: str, code: int | None) -> SideError:
     return SideError(side, said, how, ("import", "harness and fp8core", "imports"))
 
 
-def _require_time(this: Round) -> None:
+def _require_time(this: GateRound) -> None:
     if not this.left():
         raise OutOfTimeError

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from harness.judge.verdict import GateResult
-    from harness.judge.verdict.rows import Setup
+    from harness.judge.verdict.rows import StoredSetup
     from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
     from harness.report.table import Row
@@ -293,7 +293,7 @@ def _band(axes: Axes, x: Vector, middle: Any, half: Vector, label: str) -> None:
 
 
 @styled
-def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
+def _curves(machine: Machine, setup: StoredSetup, key: str) -> Chart:
     drawn = sheet(key, 3.6, grid="y")
     axes, (steps, base), (_, other) = (
         drawn.axes,
@@ -327,7 +327,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
 
 
 @styled
-def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
+def _gaps(machine: Machine, setup: StoredSetup, key: str) -> list[Chart]:
     """The smoothed gap of each arm that is paired with the control, in percent of the control's loss."""
     records = setup.records
     arms = [
@@ -365,7 +365,7 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     return [drawn.chart(f"Paired gap: {setup_label(machine, setup.axes)}", f"{'. '.join(said)}.")]
 
 
-def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:
+def _smoothed(setup: StoredSetup, arm: str) -> tuple[Vector, Vector]:
     """Steps, and the smoothed loss of each whole run of an arm, [S, T]; empty where there is none."""
     runs = [r for r in setup.arms.get(arm, {}).values() if r.loss.first_nonfinite is None]
     longest = max((r.loss.steps for r in runs), key=len, default=np.zeros(0))
@@ -375,7 +375,7 @@ def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:
     return longest, ema(np.array(whole), longest, half_life(longest.size))
 
 
-def _paired_gap(setup: Setup, arm: str, *, spread: bool = False) -> tuple[Vector, Vector] | None:
+def _paired_gap(setup: StoredSetup, arm: str, *, spread: bool = False) -> tuple[Vector, Vector] | None:
     """Steps, and the mean smoothed gap in percent of the loss, or three sd of it between seeds; None without pairs."""
     pairs = pair(setup.arms.get(arm, {}), setup.arms[CONTROL])
     if not pairs.seeds or pairs.steps.size < 2 or (spread and len(pairs.seeds) < 2):

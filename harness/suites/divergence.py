@@ -39,9 +39,9 @@ from harness.suites import ablation, axes_of
 from harness.suites.common import crossed_points, ranks_of, recipe_unsupported
 from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
-from harness.timing.workload import ArmInfo, Trial, Unsupported
+from harness.timing.workload import ArmInfo, TrialOutcome, Unsupported
 from harness.training import batches, meta_estimate
-from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train
+from harness.training.loop import Batch, TrainingJob, TrainingRegime, facts_of, train
 from harness.training.setup import EXPERTS, Setup, Trainee
 from harness.training.step import CHECKPOINTING, COMPUTE
 
@@ -228,7 +228,9 @@ def work(case: Case) -> float:
     ) * ranks_of(case)
 
 
-def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+def trial(
+    case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
+) -> TrialOutcome:
     """Train one arm; every loss is a result."""
     job, world = job_of(case, arm, device), ranks_of(case)
     result = train(job, device, workspace, on_step)
@@ -247,7 +249,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     series = result.curves.series()
     lost = "" if any(s.metric == "loss" for s in series) else f"nothing was trained: {result.stopped}"
     broke = Cause.ERROR if result.nonfinite_step is None else Cause.DIVERGED
-    return Trial(series, resolved, lost, cause=broke)
+    return TrialOutcome(series, resolved, lost, cause=broke)
 
 
 def recipe_of(arm: str) -> Recipe | None:
@@ -321,10 +323,10 @@ def job_of(case: Case, arm: str, device: str) -> TrainingJob:
     )
 
 
-def regime_of(case: Case) -> Regime:
+def regime_of(case: Case) -> TrainingRegime:
     """Steps, learning rates and looks of a case."""
     lr = case.number("lr")
-    return Regime(
+    return TrainingRegime(
         steps=case.integer("steps"),
         lr=lr,
         min_lr=lr * case.number("min_lr_frac"),

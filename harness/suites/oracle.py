@@ -279,7 +279,7 @@ def gaussian_margin_db(M: int, K: int, N: int) -> float:
 
 
 @dataclass(slots=True)
-class Judgement:
+class OracleCheck:
     """Collects figures and the reasons why a result may not be timed."""
 
     values: dict[str, float] = field(default_factory=dict)

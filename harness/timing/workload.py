@@ -174,7 +174,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialOutcome:
     """What came of an arm that is a run of its own and no closure to time.
 
     Attributes:
@@ -271,7 +271,7 @@ class TrialSuite(Plannable, Protocol):
 
     def trial(
         self, case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
-    ) -> Trial:
+    ) -> TrialOutcome:
         """Runs one arm to its end.
 
         Args:

@@ -29,7 +29,7 @@ DID_NOT_RUN = "did not run"
 NOT_KNOWN = "not known"  # of experts in high precision
 
 
-class Finding(NamedTuple):
+class CensusFinding(NamedTuple):
     """What a census has against a layer.
 
     Attributes:
@@ -83,7 +83,7 @@ class Census:
     """
 
     rows: tuple[CensusRow, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[CensusFinding, ...]
 
     def __str__(self) -> str:
         lines = as_table(
@@ -109,7 +109,7 @@ def census(proof: Proof, *, high_precision: Iterable[str] = (), fp8: Iterable[st
     rows: list[CensusRow] = []
     for layer in layers:
         rows += _rows(layer, owners.get(f"{layer.fqn}.weight" if layer.fqn else "weight", []))
-    findings: list[Finding] = []
+    findings: list[CensusFinding] = []
     pinned = dict.fromkeys(high_precision, False) | dict.fromkeys(fp8, True)
     for layer in layers:
         wanted = [in_fp8 for name, in_fp8 in pinned.items() if fnmatchcase(layer.fqn, name)]
@@ -122,10 +122,10 @@ def census(proof: Proof, *, high_precision: Iterable[str] = (), fp8: Iterable[st
                 and (in_fp8 in wanted if wanted else (row.asked != HIGH_PRECISION) is in_fp8)
             ]
             if at_fault:
-                findings.append(Finding(code, layer.fqn, tuple(dict.fromkeys(at_fault))))
+                findings.append(CensusFinding(code, layer.fqn, tuple(dict.fromkeys(at_fault))))
     for name in pinned:
         if not any(fnmatchcase(layer.fqn, name) for layer in layers):
-            findings.append(Finding("no such layer", name))
+            findings.append(CensusFinding("no such layer", name))
     return Census(tuple(rows), tuple(findings))
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from harness.store.loss_limits import MIN_POINTS as MIN_POINTS
 from harness.store.loss_limits import MIN_SEEDS as MIN_SEEDS
 
-Status = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE"]
+GateStatus = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE"]
 
 GATES: dict[str, str] = {
     "L1": "finite",
@@ -42,7 +42,7 @@ class GateResult:
     """
 
     gate: str
-    status: Status
+    status: GateStatus
     sentence: str
     effect: float = math.nan
     low: float = math.nan

@@ -61,7 +61,7 @@ _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "w
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setup:
+class StoredSetup:
     """All runs of one set-up: its axes without the seed, its runs by arm and seed, and why runs are missing."""
 
     run_id: str
@@ -129,10 +129,10 @@ def judge(frame: pd.DataFrame) -> list[ArmVerdict]:
     return [verdict for setup in setups(frame) for verdict in _judge_setup(setup)]
 
 
-def setups(frame: pd.DataFrame) -> list[Setup]:
+def setups(frame: pd.DataFrame) -> list[StoredSetup]:
     """The training runs in some rows of the store, by set-up."""
     rows = frame[(frame["suite"] == SUITE) & (frame["metric"].isin(_CURVES) | (frame["status"] != "ok"))]
-    found: dict[tuple[str, str], Setup] = {}
+    found: dict[tuple[str, str], StoredSetup] = {}
     stored: dict[tuple[str, str, str, int], tuple[dict[str, Curve], dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         if row.get("part"):
@@ -140,7 +140,7 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
         axes, arm = dict(parse(row["axes"])), row["arm"]
         seed = int(axes.pop("seed", row["seed"]))
         key = (str(row["run_id"]), json.dumps(axes, sort_keys=True))
-        setup = found.setdefault(key, Setup(key[0], axes, {}, {}, {}, {}))
+        setup = found.setdefault(key, StoredSetup(key[0], axes, {}, {}, {}, {}))
         runs = setup.arms.setdefault(arm, {})
         setup.records[arm] = arm_of({str(k): v for k, v in row.items()})
         if row["status"] != "ok":
@@ -252,7 +252,7 @@ class StoredVerdicts:
         return {"answer": trains_the_same(self.verdicts), "verdicts": each}
 
 
-class Note(NamedTuple):
+class ReaderNote(NamedTuple):
     """What a reader must know, whether nothing passes beside it, and whether FP8 cannot have run."""
 
     text: str
@@ -264,7 +264,7 @@ class Note(NamedTuple):
 class _Judged:
     """One arm of a set-up and what it is compared with."""
 
-    setup: Setup
+    setup: StoredSetup
     arm: str
     fields: Arm
     against: str
@@ -303,7 +303,7 @@ class _Judged:
         return "" if len(some) == len(self.runs) else f"seed {', '.join(map(str, some))}: "
 
 
-def _judge_setup(setup: Setup) -> list[ArmVerdict]:
+def _judge_setup(setup: StoredSetup) -> list[ArmVerdict]:
     missing = tuple(_missing(setup))
     verdicts = []
     for arm in setup.arms:
@@ -361,19 +361,19 @@ def _judge_arm(it: _Judged) -> Verdict:
     return replace(verdict, notes=(*notes, *verdict.notes))
 
 
-def _equals_control(it: _Judged) -> Iterator[Note]:
+def _equals_control(it: _Judged) -> Iterator[ReaderNote]:
     """An arm that should differ and does not was not run as it is named, in these seeds; or a curve is not its own."""
     claims_fp8 = it.fields.has_fp8 and it.fields.variant != EPS
     for curve in ("loss", "heldout", "grad_norm"):
         if equal := it.equal(it.control, curve, STRETCH):
             why = "FP8 cannot have run" if claims_fp8 and curve == "loss" else "it was not run as it is named"
-            yield Note(
+            yield ReaderNote(
                 f"{it.seeds(equal)}{curve}, whole or in a stretch, is bitwise equal to {it.against}: {why}",
                 not_fp8=claims_fp8 and curve == "loss",
             )
 
 
-def _equals_golden(it: _Judged) -> Iterator[Note]:
+def _equals_golden(it: _Judged) -> Iterator[ReaderNote]:
     """An arm whose losses are the emulation's was emulated, unless both are proved to form the same sums."""
     if not it.fields.has_fp8 or it.fields.variant or it.other_layers:
         return
@@ -384,35 +384,39 @@ def _equals_golden(it: _Judged) -> Iterator[Note]:
         if proved and emulated == [False, True]:
             withholds, why = False, ", though its FP8 GEMMs were proved: here both form the same sums"
         seeds = ", ".join(map(str, copied))
-        yield Note(f"seed {seeds}: every loss is bitwise equal to {it.fields.recipe}_golden{why}", withholds)
+        yield ReaderNote(
+            f"seed {seeds}: every loss is bitwise equal to {it.fields.recipe}_golden{why}", withholds
+        )
 
 
-def _unproved(it: _Judged) -> Iterator[Note]:
+def _unproved(it: _Judged) -> Iterator[ReaderNote]:
     """FP8 was proved in every seed of an arm that claims FP8 GEMMs, or all of it was emulated."""
     runs = dict(sorted(it.runs.items()))
     emulated = all(run.emulated for run in runs.values())
     # Neither an emulation nor a part of one, by its name
     claims_fp8 = it.fields.has_fp8 and it.fields.variant not in (GOLDEN, *ABLATIONS)
     if claims_fp8 and emulated:
-        yield Note("emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran", withholds=False)
+        yield ReaderNote("emulated: the arithmetic of FP8 was judged, no FP8 GEMM ran", withholds=False)
     yield from (
-        Note(f"seed {seed}: {run.proof_outcome}: {run.proof}") for seed, run in runs.items() if run.doubted
+        ReaderNote(f"seed {seed}: {run.proof_outcome}: {run.proof}")
+        for seed, run in runs.items()
+        if run.doubted
     )
     unasked = [seed for seed, run in runs.items() if run.proof_outcome is ProofOutcome.NONE]
     if claims_fp8 and not emulated and unasked:
         said = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
-        yield Note(f"{it.seeds(unasked)}{said}")
+        yield ReaderNote(f"{it.seeds(unasked)}{said}")
 
 
 # What must hold of the stored runs of an arm, whatever the gates say: each yields a note on what does not.
-CONDITIONS: tuple[Callable[[_Judged], Iterator[Note]], ...] = (
+CONDITIONS: tuple[Callable[[_Judged], Iterator[ReaderNote]], ...] = (
     _equals_control,
     _equals_golden,
     _unproved,
 )
 
 
-def control_of(arm: Arm, setup: Setup) -> str:
+def control_of(arm: Arm, setup: StoredSetup) -> str:
     """Name of the arm that an arm of a set-up is held against."""
     own = replace(arm, variant="")
     return str(own) if arm.variant == EPS and setup.runs_of(own) is not None else CONTROL
@@ -440,7 +444,7 @@ def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
     return demoted
 
 
-def _missing(setup: Setup) -> Iterator[str]:
+def _missing(setup: StoredSetup) -> Iterator[str]:
     """Control arms that were not run, with what is therefore not shown."""
     wanted = {
         Arm(CONTROL, variant=EPS): "the numeric noise floor of the control is not known",

@@ -134,7 +134,7 @@ class Meter:
         """Decides whether the next blocks are read.
 
         Args:
-            told: of the steps of the last round (`Steps.told`).
+            told: of the steps of the last round (`RoundSteps.told`).
             block: timed steps of a block.
         """
         lasted: defaultdict[str, float] = defaultdict(float)
@@ -163,7 +163,7 @@ class Meter:
         self._monitor.__exit__(None, None, None)
 
 
-class Steps:
+class RoundSteps:
     """This rank's steps of the round under way. Each timed one must train on as much as the step that was proved.
 
     Attributes:

@@ -89,7 +89,7 @@ def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(
     monkeypatch.setattr(work_trees, "project_root", lambda: root)
     fastest: dict[str, float] = {}
 
-    def measure(sweeping: Sweeping, this: runner.Round) -> None:
+    def measure(sweeping: Sweeping, this: runner.GateRound) -> None:
         for name, tree in {**sweeping.trees, "own": root}.items():
             sweep = Sweep(tree, WORDS, Path(tempfile.mkdtemp(dir=tmp_path)))
             planned = sweep.hear(180)["cases"]

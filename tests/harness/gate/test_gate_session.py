@@ -18,7 +18,7 @@ from harness.engine.turns import VERSION
 from harness.gate import sweeping
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
-from harness.gate.runner import Instrument, Round, Session, SideError
+from harness.gate.runner import GateRound, Instrument, Session, SideError
 from harness.gate.sides import CONTROL_SUITE
 from harness.gate.sweeping import EndedError, Sweeping
 from harness.gate.unit import Judgement
@@ -196,7 +196,7 @@ class Stream(Instrument):
         super().__init__({"baseline": Path(), "candidate": Path()}, ["sweep=x"], 1)
         self.seconds, self.logs, self.clock, self.told = seconds, logs, Clock(), list[str]()
 
-    def measure(self, this: Round) -> None:
+    def measure(self, this: GateRound) -> None:
         for side, told in this.collected.items():
             told.env, told.env_id = {"device": "cuda"}, "e"
             for name, logs in self.logs.items():

@@ -273,7 +273,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, **figures: float) -> None:
     """Advises as if here were an H200, with some of its figures changed."""
     rates = rates_of(named("h200"))
     changed = {name: replace(rates.figures[name], value=value) for name, value in figures.items()}
-    made = training.Machine(replace(rates, figures={**rates.figures, **changed}), "9.0", "abc")
+    made = training.AdvisedMachine(replace(rates, figures={**rates.figures, **changed}), "9.0", "abc")
     monkeypatch.setattr(training, "machine_here", lambda device, run: made)
 
 
