@@ -248,7 +248,7 @@ def layer_shapes(rows: Iterable[OperatorRow]) -> list[tuple[str, int, int, int]]
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """Those that have a storage, of arguments or results, in order."""
+    """Tensors with a storage among arguments or results, in order."""
     if type(given) in _ENDS:
         if given.layout is torch.strided:
             yield given

@@ -52,7 +52,7 @@ class PublicComparison:
 
 
 def published(gpu: str) -> tuple[PublicComparison, ...]:
-    """Those on a GPU of the peak table, by its key."""
+    """Comparisons on a GPU of the peak table, by its key."""
     rows = rows_beside(__file__, FILE.name)
     return tuple(
         PublicComparison(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]

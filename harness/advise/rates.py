@@ -76,7 +76,7 @@ class Rates:
         return "fp8" in self.figures
 
     def shifted(self, name: str, sigmas: float) -> Rates:
-        """The same with one figure that many standard errors away."""
+        """Return these rates with one figure shifted by so many standard errors."""
         figure = self.figures[name]
         value = figure.value * (1 + figure.spread) ** sigmas
         return replace(self, figures={**self.figures, name: replace(figure, value=value)})

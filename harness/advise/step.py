@@ -78,7 +78,7 @@ class Pass:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Seconds of both parts."""
         return self.forward + self.backward
 
     def __add__(self, other: Pass) -> Pass:

@@ -84,7 +84,7 @@ def _absent(here: Sequence[str], every: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _axis(axis: Axis, here: object) -> str:
-    """Its meaning, the values of this sweep, and what else it takes."""
+    """Meaning of an axis, the values of this sweep, and what else it takes."""
     if here is None:
         here = axis.choices[0] if axis.default is None and axis.choices else axis.default
     said = f"{axis.doc}; here {_value(here)}" if here is not None else axis.doc

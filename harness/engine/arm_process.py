@@ -118,7 +118,7 @@ class Conditions:
 
     @classmethod
     def here(cls, memory_bytes: int | None = None, variables: Mapping[str, str] | None = None) -> Conditions:
-        """Those of this process; `variables` are added to its environment."""
+        """The settings of this process; `variables` are added to its environment."""
         environ = {**os.environ, **(variables or {})}
         return cls(environ, str(Path.cwd()), torch.get_num_threads(), memory_bytes)
 
@@ -351,7 +351,7 @@ device_timer = functools.cache(timer_for)
 
 
 def started_threads(tell: OnStage) -> str:
-    """See `harness.machine.fork_server`."""
+    """Names of threads that run after a fork, as `harness.machine.fork_server` asks for them."""
     return fork_server.started_threads
 
 

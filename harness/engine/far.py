@@ -141,7 +141,7 @@ class Far:
         self._listener.join(max(until.left(), JOIN_S))
 
     def close(self) -> None:
-        """Its process is gone."""
+        """Close this side of the channel: the process is gone."""
         self._ours.close()
 
     def _reply(self, what: str, seconds: float) -> Any:

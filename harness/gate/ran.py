@@ -153,7 +153,7 @@ class FilesRan:
 
     @property
     def changed(self) -> set[str]:
-        """Those, and what the set-up built otherwise of all that was imported or executed."""
+        """Files that differ between the sides, and what the set-up built otherwise of all that was imported or executed."""
         one, other = self.sides.values()
         for name in (one.code | other.code) - one.sources.keys() - other.sources.keys() - self.built.keys():
             self.built[name] = digest(one.tree / name, one.tree) != digest(other.tree / name, other.tree)

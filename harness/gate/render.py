@@ -171,7 +171,7 @@ def terminal(answer: GateAnswer) -> str:
 
 
 def markdown(answer: GateAnswer) -> str:
-    """The same for a pull request."""
+    """The answer as markdown, for a pull request."""
     return printer.as_markdown(answer, level=3)
 
 
@@ -236,7 +236,7 @@ def _command(kind: str, title: str, said: str, file: str = "") -> str:
 
 
 def as_json(answer: GateAnswer) -> str:
-    """Its data; infinities and NaN are the strings "inf" and "nan"."""
+    """JSON of the answer's data; infinities and NaN are the strings "inf" and "nan"."""
     return json.dumps(json.loads(to_json(answer.data())), indent=1) + "\n"
 
 

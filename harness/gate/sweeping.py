@@ -96,7 +96,7 @@ class Sweep:
             )
 
     def tell(self, answer: object) -> None:
-        """Answers its last message; that it is gone shows when the next one is waited for."""
+        """Answers the process's last message; that it is gone shows when the next one is waited for."""
         with suppress(OSError):
             self._pipe.send_bytes(json.dumps(answer).encode())
 

@@ -219,7 +219,7 @@ class Judgement:
 
     @property
     def undecided(self) -> tuple[Unit, ...]:
-        """Those of `times` that are INCONCLUSIVE."""
+        """Findings of `times` that are INCONCLUSIVE."""
         return tuple(f for f in self.times if f.verdict is UnitVerdict.INCONCLUSIVE)
 
     @property

@@ -85,7 +85,7 @@ class FirstScreen:
 
     @classmethod
     def of(cls, machine: Machine) -> FirstScreen:
-        """That of a machine."""
+        """First screen of a machine."""
         found = in_question(machine)
         every = answers(machine)
         standing = timed(machine)

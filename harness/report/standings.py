@@ -35,17 +35,17 @@ class Standing:
 
     @property
     def arm(self) -> str:
-        """Its name."""
+        """Name of the arm."""
         return str(self.fields)
 
     @property
     def computes(self) -> Arm:
-        """Its recipe."""
+        """Recipe of the arm."""
         return self.fields.computes
 
     @property
     def shown(self) -> Cell:
-        """Its gain, with the interval of one case or the range over several, and the clocks of both sides."""
+        """Gain of the arm, with the interval of one case or the range over several, and the clocks of both sides."""
         values, verdicts = [p["speedup"] for p in self.pairs], {p["verdict"] for p in self.pairs}
         pair, several = self.pairs[0], len(values) > 1
         spread = text.spread(min(values), max(values), *counted(self.pairs)) if several else ""
@@ -59,7 +59,7 @@ class Standing:
 
     @property
     def qualified(self) -> Cell:
-        """The same with every condition under which it decides nothing."""
+        """The cell `shown` with every condition under which it decides nothing."""
         disturbed = (under(condition, self.pairs) for condition in DISTURBED)
         return self.shown._replace(note=", ".join(filter(None, (self.shown.note, *disturbed))))
 
@@ -88,7 +88,7 @@ def standings(machine: Machine) -> list[Standing]:
 
 
 def timed(machine: Machine) -> list[Standing]:
-    """Those that have a gain."""
+    """Standings that have a gain."""
     return [s for s in standings(machine) if s.pairs]
 
 
@@ -141,7 +141,7 @@ def doubts(machine: Machine, arm: str) -> list[str]:
 
 
 def reservations(machine: Machine, standing: Standing) -> list[str]:
-    """Those of the doubts that stand neither beside the figure nor beside the arm's name.
+    """Doubts that stand neither beside the figure nor beside the arm's name.
 
     A loss that was not judged counts only where another recipe's was.
     """

@@ -399,7 +399,7 @@ _points = crossed_points("divergence", "whole models by axes.model", AXES, check
 
 
 def points(shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any) -> list[Point]:
-    """Those of `crossed_points`, each of which is a run of its own.
+    """Points of `crossed_points`, each of which is a run of its own.
 
     Raises:
         UsageError: a value stands twice, or two schedules hold the same layers at the same steps.

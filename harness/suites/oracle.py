@@ -42,7 +42,7 @@ BF16_MATMUL: Bound = (41.0, "against the exact product; rounding to bf16 twice l
 
 
 def fast_accum_bound(K: int, positive: bool = False) -> Bound:
-    """That of a GEMM whose accumulator may be short (Hopper's 14 bits), against the exact product of its codes.
+    """SQNR bound in dB of a GEMM whose accumulator may be short (Hopper's 14 bits), against the exact product of its codes.
 
     In the model of docs/numerics-gemm.md, section 5, zero-mean data keep 53 dB at K = 8192 and lose 5 to 8 a doubling;
     a sum of equal signs is biased by truncation and keeps 17, losing 6. Ten dB of room, since it is a model.
@@ -55,7 +55,7 @@ def fast_accum_bound(K: int, positive: bool = False) -> Bound:
 
 
 def fp8_bound(device: str, K: int, fast: bool, positive: bool = False) -> Bound:
-    """That of an FP8 GEMM against the exact product of its codes."""
+    """SQNR bound in dB of an FP8 GEMM against the exact product of its codes."""
     if fast:
         return fast_accum_bound(K, positive)
     return ROUNDED if torch.device(device).type == "cpu" else BF16_MATMUL

@@ -123,7 +123,7 @@ def measure(
 
 
 def _bursts(take: Callable[..., list[float]], pause_s: float, each: bool) -> Callable[..., list[float]]:
-    """The same with a rest before each sample, or before a whole block; samples no longer adjoin.
+    """Return `take` with a rest before each sample, or before a whole block; samples no longer adjoin.
 
     Args:
         take: a block of a timer, which returns when the device is idle.

@@ -66,7 +66,7 @@ class Sleep:
         self._cuda._sleep(int(planned_ms * self.cycles_per_ms))
 
     def release(self) -> None:
-        """It ends by itself."""
+        """Do nothing: a sleep ends by itself."""
 
 
 class HostReleased:
@@ -149,7 +149,7 @@ class Timer(Protocol):
 
     @property
     def back_to_back(self) -> Callable[..., list[float]]:
-        """The same, adjoining, without flush or hold; of one call also up to the split."""
+        """Take samples as `block` does, adjoining, without flush or hold; of one call also up to the split."""
         ...
 
     def rotating(self) -> Timer | None:

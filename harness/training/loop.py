@@ -463,7 +463,7 @@ def perturb(model: nn.Module, seed: int) -> None:
 
 
 def facts_of(setup: Setup, regime: TrainingRegime, schedule: PrecisionSchedule) -> Mapping[str, Any]:
-    """For `resolved`: how a run was asked to train."""
+    """How a run was asked to train, for `resolved`."""
     return {
         "compute": setup.compute,
         "recipe": str(setup.recipe) if setup.recipe else "none",

@@ -379,7 +379,7 @@ class TimedArm(TrainingArm):
 
 
 def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]:
-    """For `resolved`: what a trainee is, and what it is trained on."""
+    """What a trainee is, for `resolved`, and what it is trained on."""
     setup, audit, recipe = trainee.setup, trainee.audit, trainee.setup.recipe
     named = isinstance(resolve(setup.model), ModelSpec)
     compile_as = {

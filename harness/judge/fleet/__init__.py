@@ -60,7 +60,7 @@ class Fleet:
 
     @property
     def outliers(self) -> list[Outlier]:
-        """Those of all groups."""
+        """Outliers of all groups."""
         return [outlier for group in self.groups for outlier in group.outliers]
 
     @property

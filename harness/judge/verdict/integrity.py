@@ -356,7 +356,7 @@ def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int,
         usual[own] = MAD * np.median(np.abs(moved), axis=1)
 
     def chance(rates: Vector) -> float:
-        """That two values are equal, by the pairs that are no copies."""
+        """Chance that two values are equal, by the pairs that are no copies."""
         kept = np.sort(rates)[: max(1, int(0.8 * rates.size))].mean() if rates.size > 3 else 0.0
         return float(np.clip(kept, 0.5 / steps / count, 1))
 

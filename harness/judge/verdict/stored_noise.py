@@ -68,7 +68,7 @@ class SeedsNeeded:
     def of(
         cls, request: Sequence[tuple[Mapping[str, Any], Mapping[str, int]]], stored: Sequence[StoredSetup]
     ) -> SeedsNeeded:
-        """That of set-ups (axes, and how many runs of each arm), by the set-ups of stored runs."""
+        """Seeds needed for set-ups (axes, and how many runs of each arm), by the set-ups of stored runs."""
         took = [(n, seconds(stored, axes, arm)) for axes, arms in request for arm, n in arms.items()]
         return cls(
             [

@@ -338,7 +338,7 @@ class TrialResult:
 
     @property
     def is_timed(self) -> bool:
-        """Both precisions have a time that may be reported."""
+        """Whether both precisions have a time that may be reported."""
         return not self.refused and self.median_ms(BASE) > 0 and self.median_ms(FP8) > 0
 
     @property

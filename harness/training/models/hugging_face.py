@@ -57,7 +57,7 @@ class ConfigMatrix:
 
     @property
     def reads(self) -> str:
-        """The same for parts that read one tensor."""
+        """Name of the tensor that a part reads: the same for parts that read one tensor."""
         before, _, word = self.name.rpartition(".")
         group = next((str(i) for i, words in enumerate(_SHARED) if word in words), word)
         return f"{before}.{group}"

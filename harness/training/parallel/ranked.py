@@ -55,7 +55,7 @@ class RankPart(Stepper):
         torch.manual_seed(setup.seed)
 
     def facts(self) -> dict[str, Any]:
-        """For `resolved`."""
+        """What this rank knows of its part, for `resolved`."""
         setup, model = self.trainee.setup, self.trainee.model
         facts = facts_of(self.trainee, self.source, self.device)
         del facts["memory"]  # of the whole model in one process
@@ -154,7 +154,7 @@ class RankedArm(TrainingArm):
                 release_memory()
 
     def check(self) -> Numerics:
-        """Also what goes over the wire in eager steps, whose losses must be those with weights gathered in high precision."""
+        """Checks as every arm is, and what eager steps send, whose losses must be those with weights gathered in high precision."""
         found, recipe = super().check(), self.setup.recipe
         if not found.ok:
             return found
