@@ -303,7 +303,7 @@ def _finish(config: SweepConfig, outcome: RunOutcome, plan: SweepPlan, folder: P
     for line in nothing_compared(plan):
         out(f"  {line}\n")
     try:
-        kept = max(0, _tell(folder, config.train.judge is not False) - outcome.statuses["failed"])
+        kept = max(0, _print_findings(folder, config.train.judge is not False) - outcome.statuses["failed"])
     except (UsageError, OSError) as error:
         out(f"no verdict: {error}\n")
     if kept:
@@ -320,7 +320,7 @@ def _finish(config: SweepConfig, outcome: RunOutcome, plan: SweepPlan, folder: P
     return kept
 
 
-def _tell(folder: Path, judged: bool = True) -> int:
+def _print_findings(folder: Path, judged: bool = True) -> int:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong; returns how
     many rows of the run have failed.
     """

@@ -87,7 +87,7 @@ def main(words: Sequence[str]) -> int:
             raise UsageError(
                 f"cannot write {options.output} ({error.strerror}); choose another place with -o FILE.html"
             ) from error
-        terminal.say(where, f"page     {options.output}")
+        terminal.print_text(where, f"page     {options.output}")
     return EXITS[found.outcome]
 
 

@@ -529,14 +529,14 @@ def _first_call(work: Workload, timer: Timer) -> float:
         return time.perf_counter() - started
 
 
-def enter(tell: OnStage, arm: str) -> None:
+def allocate(tell: OnStage, arm: str) -> None:
     """Make the memory of a resident arm."""
     held = _held[arm]
     assert held.work.resident is not None
     held.memory.enter_context(held.work.resident())
 
 
-def leave(tell: OnStage, arm: str, device: str) -> None:
+def release(tell: OnStage, arm: str, device: str) -> None:
     """Free it, for the other processes too."""
     _held[arm].memory.close()
     if device == "cuda":

@@ -333,7 +333,7 @@ def _trial(task: Task, arm_pool: ArmPool, device: str, tell: Callable[[What], No
     arm_pool.begin([task.arm], world_of(task.planned.suite, task.case))
     try:
         args = (task.planned, task.arm, device, task.workspace)
-        made = arm_pool.of(task.arm).ask(arm_process.trial, *args, what="its start", tell=tell)
+        made = arm_pool.of(task.arm).call(arm_process.trial, *args, what="its start", tell=tell)
         rows = trial_rows(task.planned, task.arm, made)
     except UNFIT as error:
         rows = [failed_row(task.planned, task.arm, error)]

@@ -42,7 +42,7 @@ TAKES = {  # what goes together, by what a gate is named after
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness gate`; returns an exit code of `Exit`."""
-    from harness.gate.render import GateAnswer, clear_outputs, tell
+    from harness.gate.render import GateAnswer, clear_outputs, write_answer
 
     if (options := _parse(argv)) is None:
         return 0
@@ -52,15 +52,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         answer = _answer(options)
         if answer is not None:
-            tell(answer, options)
+            write_answer(answer, options)
         return int(answer.code if answer is not None else Exit.OK)
     except UsageError as error:
         code = error.code if isinstance(error, GateError) else Exit.USAGE
         raw_output.refuse(error)
-        tell(GateAnswer(code, f"no verdict (exit {int(code)})", str(error)), options)
+        write_answer(GateAnswer(code, f"no verdict (exit {int(code)})", str(error)), options)
         return int(code)
     except Exception as error:
-        tell(GateAnswer(Exit.INTERNAL, "internal error (exit 7)", type(error).__name__), options)
+        write_answer(GateAnswer(Exit.INTERNAL, "internal error (exit 7)", type(error).__name__), options)
         raise  # becomes that exit code
 
 

@@ -354,7 +354,7 @@ class Commanded(Instrument):
                 )
         except subprocess.TimeoutExpired as error:
             raise OutOfTimeError from error
-        self.ran.hear(side, folder / "modules", programs)
+        self.ran.add_record(side, folder / "modules", programs)
         shutil.rmtree(folder / "modules")
         if (errors := errors_of(output)).exists() and errors.read_bytes().strip():
             self.ran.sides[side].ended.add("words on standard error")

@@ -280,7 +280,7 @@ def _judge_value(unit: Unit) -> None:
 
 
 RANK = ("FAIL", "INCONCLUSIVE", "PASS")
-SAID = 300  # characters of a gate's sentence that a table holds
+MOST_OF_A_REASON = 300  # characters of a gate's sentence that a table holds
 
 
 def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Unit]:
@@ -289,11 +289,11 @@ def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[
         gathered(((json.dumps(v.axes, sort_keys=True), v.arm), v) for v in verdict.judge(frame))
         for frame in (before, after)
     )
-    found = [_said(verdicts, old[arm]) for arm, verdicts in new.items()]
+    found = [_worst_unit(verdicts, old[arm]) for arm, verdicts in new.items()]
     return [u for u in found if policy.rule_for(u.fields).rule != "ignore"]
 
 
-def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Unit:
+def _worst_unit(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Unit:
     """The worst of an arm's verdicts, of several runs of one set-up."""
     worst = min(verdicts, key=lambda v: RANK.index(v.verdict.outcome))
     was = min((v.verdict.outcome for v in before), key=RANK.index, default="not trained")
@@ -304,7 +304,7 @@ def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Unit:
         ought = "as it has to" if outcome == "FAIL" else "it has to FAIL, so this set-up cannot tell"
     parts = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
     if outcome != "PASS":
-        parts += [text[:SAID] for text in (*worst.verdict.reasons, *worst.verdict.notes)[:1]]
+        parts += [text[:MOST_OF_A_REASON] for text in (*worst.verdict.reasons, *worst.verdict.notes)[:1]]
     return Unit(
         UnitKey(SUITE, "", worst.arm, LOSS, "", ""), case_label(dict(worst.axes)), "", "lower", MetricRule("numerics"),
         verdict=words.get(outcome, UnitVerdict.INCONCLUSIVE), reason="; ".join(filter(None, parts)),

@@ -76,7 +76,7 @@ class SideFiles:
                 ]
         return list(dict.fromkeys(found))
 
-    def hear(self, lines: Iterable[str], executed: Iterable[Path]) -> set[int]:
+    def add_record(self, lines: Iterable[str], executed: Iterable[Path]) -> set[int]:
         """Takes what the processes of a run wrote; returns their numbers."""
         recorded, read = set(), [("code", "", str(file)) for file in executed]
         self.ended.clear()
@@ -165,11 +165,11 @@ class FilesRan:
         one, other = self.sides.values()
         return sorted(self.changed & (one.read() | other.read()))
 
-    def hear(self, name: str, folder: Path, programs: Mapping[int, Path]) -> None:
+    def add_record(self, name: str, folder: Path, programs: Mapping[int, Path]) -> None:
         """Takes what the processes of a run wrote into a folder, and the programs that ran."""
         file = folder / "lines"
         text = file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
-        recorded = self.sides[name].hear(text.splitlines(), programs.values())
+        recorded = self.sides[name].add_record(text.splitlines(), programs.values())
         self.unseen |= {program.name for pid, program in programs.items() if pid not in recorded}
 
     def changed_benchmark(self) -> list[str]:

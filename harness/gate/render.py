@@ -373,7 +373,7 @@ def _is_stored(place: Path, run: Path) -> bool:
     return place.is_relative_to(run) and (place.suffix == ".parquet" or place.name == run_files.ABOUT)
 
 
-def tell(answer: GateAnswer, options: Options) -> None:
+def write_answer(answer: GateAnswer, options: Options) -> None:
     """Says the answer in every form that was asked for; a refusal itself is said by the caller.
 
     Raises:

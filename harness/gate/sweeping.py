@@ -95,12 +95,12 @@ class Sweep:
                 start_new_session=True,
             )
 
-    def tell(self, answer: object) -> None:
+    def reply(self, answer: object) -> None:
         """Answers the process's last message; that it is gone shows when the next one is waited for."""
         with suppress(OSError):
             self._pipe.send_bytes(json.dumps(answer).encode())
 
-    def hear(self, timeout_s: float) -> dict[str, Any]:
+    def receive(self, timeout_s: float) -> dict[str, Any]:
         """Its next message.
 
         Raises:
@@ -188,7 +188,7 @@ class Sweeping(Instrument):
             SideError: it could not; or it is not of its tree, or of another version.
         """
         try:
-            plan = sweep.hear(min(START_S, this.left()))
+            plan = sweep.receive(min(START_S, this.left()))
         except EndedError as error:
             _require_time(this)
             raise no_start(side, self.trees[side], str(error), error.code) from error
@@ -208,9 +208,9 @@ class Sweeping(Instrument):
         ]
         for answer, timeout_s in asked:
             for side in this.order.sample(sorted(here), len(here)):
-                here[side].tell(answer)
+                here[side].reply(answer)
                 try:
-                    if "block" not in here[side].hear(min(timeout_s, this.left())):
+                    if "block" not in here[side].receive(min(timeout_s, this.left())):
                         del here[side]  # the case has ended, as nothing of it can be timed
                 except EndedError as error:
                     _require_time(this)

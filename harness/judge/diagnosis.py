@@ -301,7 +301,7 @@ def _seeds(seen: Mapping[int, str], runs: Mapping[int, Run]) -> str:
 
 def _learning_rate(setup: StoredSetup, arm: str) -> tuple[str, str, str]:
     """The learning rate and its warm-up in words, a smaller one to try, and "" or why no model survives it."""
-    schedule = setup.says(arm, "lr_schedule")
+    schedule = setup.fact(arm, "lr_schedule")
     schedule = schedule if isinstance(schedule, dict) else {}
     rate, rise = setup.axes.get("lr", schedule.get("lr")), schedule.get("rise_steps")
     rising = "of unknown length" if rise is None else f"{rise} steps"

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         folders, output, static=options.static, focus="mfu" if options.mfu else "", figures=options.figures
     )
     for problem in made.problems:
-        raw_output.say(f"warning: {problem}\n")
+        raw_output.notify(f"warning: {problem}\n")
     sys.stdout.write(f"report   {made.html}\nmarkdown {made.markdown}\n")
     return 0
 

@@ -100,7 +100,7 @@ def trial(
     steps = tuple(range(len(losses)))
     on_step(len(losses), len(losses))
     if not apart <= bound:  # also where the one process's loss is NaN
-        why = f"losses {_said(losses)} differ from one process's {_said(expected)} by {apart:.2e}; bound {bound:.2e} ({source})"
+        why = f"losses {_losses_text(losses)} differ from one process's {_losses_text(expected)} by {apart:.2e}; bound {bound:.2e} ({source})"
         return TrialOutcome((), resolved, why, cause=Cause.NUMERICS)
     sent: Mapping[str, float] = every[0].facts.get("sent_bytes_per_step", {})
     return TrialOutcome(
@@ -156,5 +156,5 @@ def _mean(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(sum(losses) / len(losses) for losses in zip(*filter(None, curves), strict=True))
 
 
-def _said(losses: Sequence[float]) -> str:
+def _losses_text(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.6g}" for loss in losses)

@@ -31,7 +31,7 @@ def run(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 120.0
     """
     process = Process(Conditions.here(), TimeLimits(silence_s=timeout_s), _print, world)
     try:
-        found = process.ask_each(_called, fn, args, what="its start")
+        found = process.call_each(_called, fn, args, what="its start")
     finally:
         process.close()
     return [pickle.loads(bytes.fromhex(one)) for one in found]

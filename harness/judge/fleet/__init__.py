@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> int:
     frame = store.open_run(folders, all_attempts=True)
     unread = frame.attrs["problems"]
     for problem in unread:
-        raw_output.say(f"warning: {problem}\n")
+        raw_output.notify(f"warning: {problem}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(options.runs)}")
     groups = judge(frame, options.tolerance / 100)

@@ -76,7 +76,7 @@ class StoredSetup:
         name = str(arm)
         return self.arms[name] if self.records.get(name) == arm else None
 
-    def says(self, arm: Arm | str, field: str) -> Any:
+    def fact(self, arm: Arm | str, field: str) -> Any:
         """What the runs of an arm say of themselves; None where they do not."""
         return self.resolved.get(str(arm), {}).get(field)
 
@@ -282,7 +282,7 @@ class _Judged:
 
         Rows from before they were stored say nothing of it, and are compared.
         """
-        mine, golden = (self.setup.says(arm, "fp8_layers") for arm in (self.arm, self.golden))
+        mine, golden = (self.setup.fact(arm, "fp8_layers") for arm in (self.arm, self.golden))
         both = isinstance(mine, list) and isinstance(golden, list)
         return ", ".join(sorted(map(str, set(mine) ^ set(golden)))) if both else ""
 
@@ -336,7 +336,7 @@ def _judge_arm(it: _Judged) -> Verdict:
     if fields.variant == OTHER:
         verdict = judge_other_seeds(runs, it.control)
     else:
-        schedule = str(setup.says(it.arm, "schedule") or "")
+        schedule = str(setup.fact(it.arm, "schedule") or "")
         cool_down = fields.variant == COOLDOWN
         warm_up = bool(_WARM_UP.search(schedule)) or fields.variant == WARMUP
         if schedule and (is_perturbed or not (warm_up or cool_down)):
@@ -378,7 +378,7 @@ def _equals_golden(it: _Judged) -> Iterator[ReaderNote]:
     if not it.fields.has_fp8 or it.fields.variant or it.other_layers:
         return
     if copied := it.equal(it.setup.runs_of(it.golden)):
-        emulated = [it.setup.says(arm, "emulated") for arm in (it.arm, it.golden)]
+        emulated = [it.setup.fact(arm, "emulated") for arm in (it.arm, it.golden)]
         proved = all(it.runs[seed].proof_outcome is ProofOutcome.PROVED for seed in copied)
         withholds, why = True, ": FP8 was emulated, or the golden arm was not"
         if proved and emulated == [False, True]:

@@ -478,7 +478,7 @@ def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> TrialRou
 
     Args:
         index: of the round.
-        ranks: of each rank what it tells of each of its steps (`watch.RoundSteps.told`).
+        ranks: of each rank what it tells of each of its steps (`watch.RoundSteps.records`).
     """
     joined: dict[str, Any] = {name: defaultdict(tuple) for name in _JOIN}
     faults: dict[str, str] = {}

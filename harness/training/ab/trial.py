@@ -393,9 +393,9 @@ class Trial:
         self._steps = RoundSteps(self.device, self._clock, self._meter, extent, self.plan.block)
 
     def _close_round(self, index: int) -> None:
-        told = self._steps.told()
-        self._meter.judge(told, self.plan.block)
-        messages, problem = self._exchange.all_of(told)
+        records = self._steps.records()
+        self._meter.judge(records, self.plan.block)
+        messages, problem = self._exchange.all_of(records)
         if problem:
             self._stop(problem)
             return

@@ -224,7 +224,7 @@ def test_a_process_is_used_again_takes_over_conditions_and_is_replaced_when_it_l
         pids = []
         for size in (0, 64, 64, 0):
             arm_pool.begin(["a", "b"])
-            assert arm_pool.of("a").ask(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
+            assert arm_pool.of("a").call(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
             pids.append(arm_pool.of("a").pids[0])
             arm_pool.end([])
         assert pids[0] == pids[1] == pids[2] != pids[3]

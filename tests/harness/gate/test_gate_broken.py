@@ -68,7 +68,7 @@ def test_how_the_command_of_a_tree_ended_is_known(tmp_path: Path, program: str, 
     sweep = Sweep(tree, ["sweep=x"], tmp_path)
     try:
         with pytest.raises(EndedError) as caught:
-            sweep.hear(0.5 if code is None else 60.0)
+            sweep.receive(0.5 if code is None else 60.0)
         assert caught.value.code == code
         assert len(sweep.rows()) == 0
     finally:

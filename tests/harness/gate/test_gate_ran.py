@@ -29,7 +29,7 @@ def recorded(
         env={**recording(scratch, lines, tree), **env},
     )  # fmt: skip
     file = lines / "lines"
-    return side, done, side.hear(file.read_text().splitlines() if file.exists() else [], [])
+    return side, done, side.add_record(file.read_text().splitlines() if file.exists() else [], [])
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_another_file_of_the_same_name_is_no_copy(tmp_path: Path, held: str) -> 
         (tmp_path / name / held).parent.mkdir(parents=True)
         (tmp_path / name / held).write_text(name)
         sides[name] = SideFiles(tmp_path / name, walk(tmp_path / name))
-        sides[name].hear(
+        sides[name].add_record(
             [f"code\t\t{path}" for path in (file, tmp_path / name / held) if "numpy" in held or path == file],
             [],
         )
