@@ -53,7 +53,7 @@ class ReachedRates:
     def break_even(self, tokens: float, cast_bytes: float = FUSED_CAST_BYTES) -> float:
         """Smallest N = K at which FP8 wins with so many tokens; inf where no size does.
 
-        >>> round(Rates(780e12, 1300e12, 4e12, "").break_even(16384))
+        >>> round(ReachedRates(780e12, 1300e12, 4e12, "").break_even(16384))
         1005
         """
         left = self.bound(cast_bytes) - 1 / tokens

@@ -56,9 +56,9 @@ class GpuGroup:
         """Group of every `stride`-th GPU, counted along nodes of `node` GPUs.
 
         >>> Group.of(32, 8, 8)  # data-parallel GPUs beside tensor parallelism that fills a node
-        Group(size=32, nodes=32)
+        GpuGroup(size=32, nodes=32)
         >>> Group.of(16, 1, 4)
-        Group(size=16, nodes=4)
+        GpuGroup(size=16, nodes=4)
         """
         members = max(1, min(size, node // stride))
         return cls(size, math.ceil(size / members))

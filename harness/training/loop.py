@@ -138,13 +138,14 @@ class TrainingRegime:
             raise UsageError(f"min_lr={self.min_lr}: expected a number from 0 to lr={self.lr:g}")
         if not 0 <= self.warmup < self.steps:
             raise UsageError(
-                f"warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}"
+                f"lr_warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}; give axes.lr_warmup or "
+                "axes.steps"
             )
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step.
 
-        >>> regime = Regime(steps=100, lr=1e-3, min_lr=1e-4, warmup=9)
+        >>> regime = TrainingRegime(steps=100, lr=1e-3, min_lr=1e-4, warmup=9)
         >>> [round(regime.lr_at(step), 7) for step in (0, 9, 99)]
         [0.0001, 0.001, 0.0001003]
         """
