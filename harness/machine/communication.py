@@ -55,9 +55,9 @@ class GpuGroup:
     def of(cls, size: int, stride: int, node: int) -> GpuGroup:
         """Group of every `stride`-th GPU, counted along nodes of `node` GPUs.
 
-        >>> Group.of(32, 8, 8)  # data-parallel GPUs beside tensor parallelism that fills a node
+        >>> GpuGroup.of(32, 8, 8)  # data-parallel GPUs beside tensor parallelism that fills a node
         GpuGroup(size=32, nodes=32)
-        >>> Group.of(16, 1, 4)
+        >>> GpuGroup.of(16, 1, 4)
         GpuGroup(size=16, nodes=4)
         """
         members = max(1, min(size, node // stride))
