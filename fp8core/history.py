@@ -1,4 +1,4 @@
-"""What delayed and static scaling remember: the amaxes of a layer's three tensors.
+"""What layers remember: delayed and static scaling the amaxes of their three tensors, stochastic rounding a count.
 
     forward, backward   pending = max(pending, amax of the tensor)                  where gradients are enabled
     update_scales       history = [pending, history without its last], pending = 0  for each role that was recorded
@@ -13,7 +13,11 @@ An amax of 0, Inf or NaN never enters the history: history and `in_use` of that 
 of a layer that did not run, such as an idle expert (Transformer Engine #825), and a pass without gradients, such as an
 evaluation, leaves no trace.
 
-Amaxes belong to a training run, not to a model: `state_dict()` of a model holds none, so that it loads strictly into
+Stochastic rounding takes its random numbers by address, see `fp8core.philox`: the recipe's seed, the rank, the layer's name, the
+number of its forward pass, and the operand. Each pass with gradients takes the next number, and its backward pass goes by it;
+a recomputation takes none, and a pass without gradients leaves no trace. So a run repeats bit for bit.
+
+Amaxes and counts belong to a training run, not to a model: `state_dict()` of a model holds none, so that it loads strictly into
 the plain model and back. `amax_state_dict` and `load_amax_state_dict` save and load them.
 """
 
@@ -22,11 +26,14 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.library import custom_op
+
+from fp8core import philox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -35,8 +42,7 @@ if TYPE_CHECKING:
 
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign, which a NaN can have
 ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
-_SAVED = ("history", "in_use")  # between two steps the other buffers hold nothing
-
+_IN_FORWARD = -1  # id of no graph task
 _COMPILED = "_orig_mod."  # torch.compile(module) puts it into the names of what it wraps
 
 
@@ -44,8 +50,156 @@ class AmaxesMissingWarning(UserWarning):
     """A state dict was loaded without the amaxes of delayed or static scaling."""
 
 
-class AmaxMemory(nn.Module):
-    """The buffers of one layer; they move with it and stay float32. `amax_state_dict` saves them.
+class LayerMemory(nn.Module):
+    """Buffers of one layer that belong to a run; they move with it and keep their dtype. `amax_state_dict` saves them.
+
+    Attributes:
+        SAVED: names of those that a checkpoint needs.
+        lacking: a state dict was loaded since, and none of them were.
+    """
+
+    SAVED: ClassVar[tuple[str, ...]]
+    lacking = False
+
+    def reset(self, device: torch.device | None = None) -> None:
+        """Forgets everything; buffers on "meta" are made anew on `device`."""
+        for name, buffer in list(self.named_buffers()):
+            if buffer.is_meta and device is not None:
+                setattr(self, name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
+            else:
+                buffer.zero_()
+        self.lacking = False
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> LayerMemory:
+        """Follows the layer to its device and keeps values and dtypes, whatever fn does: rounded down to bfloat16 an amax would
+        saturate, and `to_empty` leaves what the memory held before. On "meta" there are no values, so it starts afresh."""
+        buffers = dict(self.named_buffers())
+        first = next(iter(buffers.values()))
+        if first.is_meta:
+            self.reset(fn(first).device)
+        for name, buffer in list(self.named_buffers()):
+            setattr(self, name, buffer.to(fn(buffer).device))
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Takes its buffers of a checkpoint where it has them, in their own dtype whatever that of the checkpoint and `assign`."""
+        found = {name: state_dict[prefix + name] for name in self.SAVED if prefix + name in state_dict}
+        self.lacking = not found and not self._is_known()
+        for name in self.SAVED if found else ():
+            value, buffer = found.get(name), getattr(self, name)
+            if value is None:
+                missing_keys.append(prefix + name)
+            elif value.shape != buffer.shape:
+                error_msgs.append(
+                    f"{prefix}{name} has shape {list(value.shape)}; expected {list(buffer.shape)}: the recipe's history "
+                    "has another length than the checkpoint's"
+                )
+            else:
+                buffer.copy_(value)
+        if found:
+            self._has_loaded()
+
+    def _is_known(self) -> bool:
+        """Whether there is something to go on by without a checkpoint."""
+        return False
+
+    def _has_loaded(self) -> None:
+        """Called once buffers came from a checkpoint."""
+
+
+class PassCount(LayerMemory):
+    """How many forward passes of a layer took random numbers.
+
+    Attributes:
+        count: int64, 0-dimensional.
+    """
+
+    SAVED = ("count",)
+    count: torch.Tensor
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        with torch.inference_mode(False):
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
+
+    def draws(self, seed: int, fqn: str, gradients: bool) -> Draws:
+        """Random numbers for a forward pass that begins, and for its backward pass.
+
+        Args:
+            seed: of the recipe.
+            fqn: of the layer.
+            gradients: they are enabled, so that the pass counts.
+        """
+        if torch.compiler.is_compiling():
+            number = _next_pass(self.count) if gradients else self.count.clone()
+        elif _is_recomputed():
+            number = self.count - 1
+        else:
+            number = self.count.clone()
+            self.count += gradients
+        return Draws(number, seed, *_address(fqn))
+
+
+class Draws(NamedTuple):
+    """Where the random numbers of one pass of one layer are.
+
+    Attributes:
+        number: of the pass, int64, 0-dimensional.
+        seed, rank, layer: whole numbers below 2**32.
+    """
+
+    number: torch.Tensor
+    seed: int
+    rank: int = 0
+    layer: int = 0
+
+    def of(self, x: torch.Tensor, role: str, dim: int) -> torch.Tensor:
+        """float32 in [0, 1) for each element of x, whose cast along `dim` takes others than that along another."""
+        key = (self.seed | self.rank << 32, self.layer, 0, 2 * ROLES.index(role) + dim)
+        parts = [torch.full_like(self.number, part) for part in key]
+        parts[2] = self.number
+        return philox.uniform(x.shape, torch.stack(parts), x.device)
+
+
+def _is_recomputed() -> bool:
+    """Whether torch.utils.checkpoint runs a forward pass again whose first run had gradients and so was counted: by hooks of its
+    own within a backward pass. The reentrant kind has none, and its first run no gradients."""
+    if torch._C._current_graph_task_id() == _IN_FORWARD:
+        return False
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+@custom_op("fp8core::next_pass", mutates_args=("count",))
+def _next_pass(count: torch.Tensor) -> torch.Tensor:
+    """The number of a pass, in one operator with the step to the next: AOTAutograd moves a copy of a graph's argument into the
+    backward pass that reads it, when the count has moved on already (torch 2.13)."""
+    number = count.clone()
+    count += 1
+    return number
+
+
+_next_pass.register_fake(torch.empty_like)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's has no types
+def _address(fqn: str) -> tuple[int, int]:
+    """(this rank, a number for the layer's name)."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return rank, zlib.crc32(fqn.encode())
+
+
+class AmaxMemory(LayerMemory):
+    """The amaxes of one layer, in float32.
 
     Attributes:
         history: float32 [3, length], newest first; a row for each of `ROLES`. Empty for static scaling.
@@ -56,9 +210,9 @@ class AmaxMemory(nn.Module):
         ready: roles for which `in_use` holds. Known to Python, so that no cast waits for the device.
         updates: calls of `advance` that changed what is in use.
         compared: it was found that all ranks hold the same layers.
-        lacking: a state dict was loaded since, and no amaxes were.
     """
 
+    SAVED = ("history", "in_use")  # between two steps the other buffers hold nothing
     history: torch.Tensor
     in_use: torch.Tensor
     pending: torch.Tensor
@@ -72,7 +226,6 @@ class AmaxMemory(nn.Module):
         self.ready: frozenset[str] = frozenset()
         self.updates = 0
         self.compared = False
-        self.lacking = False
         length = self.settings.length if self.delayed else 0
         with torch.inference_mode(False):  # else no later pass could write to them
             for name, shape in (("history", (3, length)), ("in_use", (3,)), ("gathered", ())):
@@ -86,14 +239,9 @@ class AmaxMemory(nn.Module):
         yield "pending", self.pending
 
     def reset(self, device: torch.device | None = None) -> None:
-        """Forgets everything, so that scales are dynamic again; buffers on "meta" are made anew on `device`."""
-        for name, buffer in list(self.named_buffers()):
-            if buffer.is_meta and device is not None:
-                setattr(self, name, torch.zeros(buffer.shape, device=device))
-            else:
-                buffer.zero_()
+        """Forgets everything, so that scales are dynamic again."""
+        super().reset(device)
         self.ready = frozenset()
-        self.lacking = False
 
     def of(self, role: str) -> torch.Tensor | None:
         """float32, 0-dimensional: the amax to scale `role` by; None while there is none."""
@@ -121,41 +269,10 @@ class AmaxMemory(nn.Module):
         self.pending.zero_()
         self.updates += self.delayed or len(self.ready) < len(ROLES)
 
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> AmaxMemory:
-        """Follows the layer to its device and keeps values and float32, whatever fn does: rounded down to bfloat16 an amax would
-        saturate, and `to_empty` leaves what the memory held before. On "meta" there are no values, so it starts afresh."""
-        if self.in_use.is_meta:
-            self.reset(fn(self.in_use).device)
-        for name, buffer in list(self.named_buffers()):
-            setattr(self, name, buffer.to(fn(buffer).device))
-        return self
+    def _is_known(self) -> bool:
+        return bool(self.ready)
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """Takes `amaxes.*` of a checkpoint where it has them, as float32 whatever their dtype and `assign`."""
-        found = {name: state_dict[prefix + name] for name in _SAVED if prefix + name in state_dict}
-        self.lacking = not found and not self.ready
-        if not found:
-            return
-        for name in _SAVED:
-            value, buffer = found.get(name), getattr(self, name)
-            if value is None:
-                missing_keys.append(prefix + name)
-            elif value.shape != buffer.shape:
-                error_msgs.append(
-                    f"{prefix}{name} has shape {list(value.shape)}; expected {list(buffer.shape)}: the recipe's history "
-                    "has another length than the checkpoint's"
-                )
-            else:
-                buffer.copy_(value)
+    def _has_loaded(self) -> None:
         self.pending.zero_()
         self.ready = frozenset()
         mark_ready(self)
@@ -268,18 +385,18 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     """
     named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
     memories = list(named.values())
-    lacking = [name for name, memory in named.items() if memory.lacking]
+    lacking = {n: m for n, m in model.named_modules() if isinstance(m, LayerMemory) and m.lacking}
     if lacking:
         warnings.warn(
-            f"a state dict was loaded without the amaxes of {len(lacking)} layers, the first is {lacking[0]!r}: their scales "
-            "start anew, as dynamic ones. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of "
+            f"a state dict was loaded without the amaxes of {len(lacking)} layers, the first is {next(iter(lacking))!r}: their "
+            "scales start anew, as dynamic ones, and counts of passes at 0. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of "
             "fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none are "
             "meant",
             AmaxesMissingWarning,
             stacklevel=2,
         )
-        for memory in memories:
-            memory.lacking = False
+        for lacks in lacking.values():
+            lacks.lacking = False
     if memories and dist.is_available() and dist.is_initialized():
         if not memories[0].compared:
             _compare_names(named, group)
@@ -298,7 +415,7 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
 
 
 def amax_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a checkpoint of delayed or static scaling needs beside `model.state_dict()`, which holds no amaxes.
+    """What a checkpoint of delayed or static scaling, or of stochastic rounding, needs beside `model.state_dict()`.
 
         torch.save({"model": model.state_dict(), "amaxes": amax_state_dict(model)}, path)
 
@@ -310,12 +427,13 @@ def amax_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
     Returns:
         For each layer that remembers amaxes, by fully qualified name, in float32: `NAME.amaxes.history` [3, length] and
-        `NAME.amaxes.in_use` [3], a row for each of `ROLES`. They share memory with the model, as in `state_dict()`.
+        `NAME.amaxes.in_use` [3], a row for each of `ROLES`; or, of stochastic rounding, int64 `NAME.passes.count`. They share
+        memory with the model, as in `state_dict()`.
     """
     return {
         prefix + name: getattr(memory, name).detach()
         for prefix, memory in _memories(model).items()
-        for name in _SAVED
+        for name in memory.SAVED
     }
 
 
@@ -332,7 +450,7 @@ def load_amax_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor], st
         ValueError: amaxes that are negative, Inf or NaN.
     """
     memories = _memories(model)
-    expected = [prefix + name for prefix in memories for name in _SAVED]
+    expected = [prefix + name for prefix, memory in memories.items() for name in memory.SAVED]
     errors: list[str] = []
     for prefix, memory in memories.items():
         memory._load_from_state_dict(dict(state), prefix, {}, strict, [], [], errors)
@@ -346,11 +464,11 @@ def load_amax_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor], st
         raise RuntimeError(f"load_amax_state_dict: {'; '.join(errors)}")
 
 
-def _memories(model: nn.Module) -> dict[str, AmaxMemory]:
+def _memories(model: nn.Module) -> dict[str, LayerMemory]:
     """By prefix of their keys, without the names of wrappers, which checkpoints leave out too."""
     found = {}
     for fqn, memory in model.named_modules():
-        if isinstance(memory, AmaxMemory):
+        if isinstance(memory, LayerMemory):
             for wrapper in (_COMPILED, "_checkpoint_wrapped_module."):
                 fqn = fqn.replace(wrapper, "")
             found[f"{fqn}." if fqn else ""] = memory

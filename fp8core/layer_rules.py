@@ -11,6 +11,7 @@ from fp8core.gemm import backend_named
 from fp8core.gemm.layout import MULTIPLE
 from fp8core.inputs.operands import serves_both
 from fp8core.inputs.shared_input import input_casts
+from fp8core.scaling import MX_BLOCK
 
 if TYPE_CHECKING:
     from fp8core.recipe import Recipe
@@ -37,7 +38,7 @@ def gemms_reason(
         The GEMM, the layer, the size at fault and the ways out.
     """
     backend = backend_named(recipe.backend)
-    if recipe.pad_inner_dim or not backend.is_fp8:
+    if recipe.pad_inner_dim or not (backend.is_fp8 or recipe.is_four_bit):
         return "", False
     M, (N, K) = flat.shape[0], weight.shape
     device = weight.device
@@ -63,14 +64,15 @@ def gemms_reason(
                 reason += f"; or leave the layer out, module_filter_fn=lambda module, fqn: fqn != {fqn!r}"
             if is_for_tokens:
                 reason += (
-                    "; or convert_to_float8_training(..., ragged='bf16') runs such calls in high precision, ragged='pad' fills "
-                    "them up"
+                    "; or convert_to_float8_training(..., ragged='bf16') runs such calls in high precision"
+                    + ", ragged='pad' fills them up" * (not recipe.is_four_bit)
                 )
                 if shape is not None and len(shape) > 2:
-                    length, step = int(shape[-2]), math.lcm(int(shape[-2]), MULTIPLE) // int(shape[-2])
+                    block = MX_BLOCK if gemm.is_four_bit and gemm.granularity == "1x32" else MULTIPLE
+                    length, step = int(shape[-2]), math.lcm(int(shape[-2]), block) // int(shape[-2])
                     sizes = " x ".join(map(str, shape[:-1]))
                     tokens += f" ({sizes})"
-                    reason += f"; or sequences of {-(-length // MULTIPLE) * MULTIPLE} for {length}, or a multiple of {step} of them"
+                    reason += f"; or sequences of {-(-length // block) * block} for {length}, or a multiple of {step} of them"
             layer = f"{fqn!r} " if fqn else ""
             return f"GEMM {name} of {layer}Float8Linear({K}, {N}){tokens}: {reason}", is_for_tokens
     return "", False

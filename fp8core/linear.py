@@ -27,7 +27,7 @@ from torch import nn
 
 from fp8core.arguments import PLAIN_TENSORS, any_autocast, check_type, is_dtensor
 from fp8core.config import Float8LinearConfig, as_recipe
-from fp8core.history import AmaxMemory, amaxes_of_pass
+from fp8core.history import AmaxMemory, Draws, LayerMemory, PassCount, amaxes_of_pass
 from fp8core.inputs.attached import AttachedPlan, CastingPlan, plan_for
 from fp8core.inputs.sharded import check_layer, tp_layout_of
 from fp8core.inputs.shared_input import CastInput, after_autocast, input_casts
@@ -54,6 +54,7 @@ class Float8Linear(nn.Linear):
     Attributes:
         recipe: what is cast and how.
         amaxes: what delayed or static scaling remembers; None for dynamic recipes.
+        passes: what stochastic rounding remembers; None for other recipes.
         weight_cache: casts of the weight while a `fp8core.microbatches` block runs, else None.
         suspended_recipe: while a `fp8core.PrecisionSchedule` holds GEMMs back, the recipe that it returns to.
         converted_from: class of the layer whose place it took; nn.Linear if it took none.
@@ -66,6 +67,7 @@ class Float8Linear(nn.Linear):
     )
     recipe: Recipe
     amaxes: AmaxMemory | None
+    passes: PassCount | None
     weight_cache: WeightCache | None
     suspended_recipe: Recipe | None = None
     bias_deferred: bool
@@ -76,6 +78,7 @@ class Float8Linear(nn.Linear):
         (
             "recipe",
             "amaxes",
+            "passes",
             "weight_cache",
             "suspended_recipe",
             "bias_deferred",
@@ -100,6 +103,7 @@ class Float8Linear(nn.Linear):
         super().__init__(in_features, out_features, bias, device, dtype)
         self.recipe = as_recipe(config)
         self.amaxes = None if self.recipe.scaling == "dynamic" else AmaxMemory(self.recipe, device)
+        self.passes = PassCount(device) if self.recipe.is_stochastic else None
         self.weight_cache = None
         self.suspended_recipe = None
         self.bias_deferred = False
@@ -108,9 +112,9 @@ class Float8Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Initialise as nn.Linear does, a layer that was made on "meta" too; amaxes start afresh."""
         super().reset_parameters()
-        amaxes = self._modules.get("amaxes")
-        if isinstance(amaxes, AmaxMemory):
-            amaxes.reset()
+        for memory in (self._modules.get("amaxes"), self._modules.get("passes")):
+            if isinstance(memory, LayerMemory):
+                memory.reset()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -148,6 +152,8 @@ class Float8Linear(nn.Linear):
         self.converted_from = mod.converted_from if isinstance(mod, Float8Linear) else type(mod)
         if self.amaxes is not None:
             self.amaxes = AmaxMemory(self.recipe, mod.weight.device)
+        if self.passes is not None:
+            self.passes = PassCount(mod.weight.device)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -227,6 +233,8 @@ class Float8Linear(nn.Linear):
                 return self._forward_hp(input, weight, bias)
             if isinstance(input, TwoCasts):
                 input = input.as_cast_input()
+            if isinstance(input, CastInput) and self.recipe.is_four_bit:
+                input = input.hp  # of which no casts are shared
             whole = input
             if isinstance(input, CastInput):
                 given, codes_only, input = self._given(input, weight), input.codes_only, input.hp
@@ -239,11 +247,13 @@ class Float8Linear(nn.Linear):
         assert not isinstance(input, CastInput)
         if isinstance(input, Float8Tensor):
             check_codes(self.recipe, input, "input", gradients and weight.requires_grad)
-        cache, memory = self.weight_cache, self.amaxes
+        cache, memory, passes = self.weight_cache, self.amaxes, self.passes
         stats = (
             WATCHED[self](weight, self.recipe) if not compiling and gradients and self in WATCHED else None
         )
-        if given or not (cache is None and memory is None and tp is None and stats is None):
+        if given or not (
+            cache is None and memory is None and tp is None and stats is None and passes is None
+        ):
             # No casts are kept where parts share a scale: a part can't know that the others' weights have changed
             # A transposed parameter is another tensor in each call, which the cache doesn't know again
             # What is kept in a pass without gradients would not be recorded by the next pass with gradients, and autograd
@@ -257,12 +267,13 @@ class Float8Linear(nn.Linear):
                 cache = None
             kernels = plan.kernels if isinstance(plan, CastingPlan) else {}
             amaxes = amaxes_of_pass(memory, gradients)
+            draws = None if passes is None else passes.draws(self.recipe.seed, self.fqn, gradients)
             if given or not (cache is None and tp is None and stats is None):
                 plan = AttachedPlan(
-                    self.recipe, gradients, kernels, amaxes, None, cache, tp, stats, codes_only
+                    self.recipe, gradients, kernels, amaxes, None, draws, cache, tp, stats, codes_only
                 )
             else:
-                plan = CastingPlan(self.recipe, gradients, kernels, amaxes)
+                plan = CastingPlan(self.recipe, gradients, kernels, amaxes, None, draws)
         output = multiply(input, weight, plan, *given)
         return output if bias is None else output + bias.to(output.dtype)
 
@@ -389,7 +400,8 @@ def scaled_linear(
     >>> y.shape, x.grad[0, 0].item(), weight.grad[0, 0].item()
     (torch.Size([16, 48]), 48.0, 16.0)
 
-    It keeps nothing between calls, so each call checks its arguments anew: a Float8Linear, which remembers that, takes less
+    Stochastic rounding takes the address of its random numbers from torch's generator, as dropout does. It keeps nothing between
+    calls, so each call checks its arguments anew: a Float8Linear, which remembers that, takes less
     host time. For products of your own, in an autograd function or over gathered codes, see `quantize` and `scaled_mm`.
     `torch.compile` keeps it whole in one graph, as it keeps a Float8Linear; the recipe is a constant of the graph.
 
@@ -435,4 +447,7 @@ def scaled_linear(
     plan = _checked_plan(x, weight, recipe, gradients, "scaled_linear")
     if plan is None:
         return _in_high_precision(x, weight, None)
+    if recipe.is_stochastic:
+        number = torch.randint(2**32, (), device=x.device)
+        plan = CastingPlan(recipe, gradients, {}, draws=Draws(number, recipe.seed))
     return multiply(x, weight, plan)

@@ -82,6 +82,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fp8core import cast as casts
+from fp8core import four_bits
 from fp8core.gemm import KNOWN, backend_named, layout, scaled_mm
 from fp8core.gemm.layout import Operand, transposed
 
@@ -93,13 +94,18 @@ Lines = (
 )  # codes and scales; the tensor itself where a recipe leaves a product in high precision
 Saved = tuple[
     torch.Tensor | None, ...
-]  # an operand's codes and scales; or a tensor that is no operand yet, and None
-NOT_SAVED: Saved = (None, None)
+]  # the three of an operand; or a tensor that is no operand yet, and None twice
+NOT_SAVED: Saved = (None, None, None)
 Gradients = tuple[torch.Tensor | None, ...]
 
 
 def cast_lines(
-    x: torch.Tensor, cast: Cast | None, dim: int, role: str = "", amax: torch.Tensor | None = None
+    x: torch.Tensor,
+    cast: Cast | None,
+    dim: int,
+    role: str = "",
+    amax: torch.Tensor | None = None,
+    draws: torch.Tensor | None = None,
 ) -> Lines:
     """Cast a matrix for one product.
 
@@ -109,12 +115,16 @@ def cast_lines(
         dim: of x, which the product contracts.
         role: "input", "weight" or "grad_output"; for casts that depend on it, which attach in this one's place.
         amax: of all that shares a single scale, where x is a part of it; None: x's own.
+        draws: of stochastic rounding, of x's shape.
 
     Returns:
-        Lines along `dim`: codes [M, K] for 1 and [K, M] for 0, in memory as x is; scales in the same orientation.
+        Lines along `dim`: codes [M, K] for 1 and [K, M] for 0, in memory as x is; scales in the same orientation. Of e2m1 two
+        codes a byte of uint8, since Inductor has no other dtype for them on a CPU (torch 2.13).
     """
     if cast is None:
         return x if dim == 1 else x.t()
+    if cast.is_four_bit:
+        return four_bits.quantize_lines(x, cast, dim, draws)
     codes, scale_inv = casts.scale_and_cast(
         x,
         cast.format,
@@ -165,13 +175,11 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
             )
         return left @ right.t().to(left.dtype)
     backend = KNOWN.get(recipe.backend) or backend_named(recipe.backend)
-    codes, scale_inv = right
-    if (
-        scale_inv.dim()
-    ):  # [n, 1].t() has strides that the rowwise kernel would have to copy away; a reshape has not
+    codes, scale_inv, tensor_scale_inv = right
+    if scale_inv.dim():  # [n, 1].t() has strides that the rowwise kernel would have to copy away
         lines, groups = scale_inv.shape
         scale_inv = scale_inv.reshape(1, lines) if groups == 1 else scale_inv.t()
-    right = Operand(codes.t(), scale_inv)
+    right = Operand(codes.t(), scale_inv, tensor_scale_inv)
     if backend.is_fp8:  # copies what does not lie along the contracted dimension
         left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
     dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
@@ -208,15 +216,15 @@ class Plan:
         if not for_gradient:
             return self.cast(x, first, 1, "input"), NOT_SAVED
         lines, turned = self.cast_twice(x, first, second, "input")
-        return lines, turned if isinstance(turned, Operand) else (x, None)
+        return lines, turned if isinstance(turned, Operand) else (x, None, None)
 
     def of_weight(self, weight: torch.Tensor, for_gradient: bool) -> tuple[Lines, Saved]:
         """Return the right operand of the output; and what to save for grad_input, which reads the weight too."""
         first, second = self.recipe.output.b, self.recipe.grad_input.b
         if for_gradient and serves_both(first, second):
             lines, turned = self.cast_twice(weight, first, second, "weight")
-            return lines, turned if isinstance(turned, Operand) else (weight, None)
-        return self.cast(weight, first, 1, "weight"), (weight, None) if for_gradient else NOT_SAVED
+            return lines, turned if isinstance(turned, Operand) else (weight, None, None)
+        return self.cast(weight, first, 1, "weight"), (weight, None, None) if for_gradient else NOT_SAVED
 
     def for_output(
         self,
@@ -235,7 +243,7 @@ class Plan:
         self, grad: torch.Tensor, needs_x: bool, needs_weight: bool, saved: Saved
     ) -> tuple[Lines | None, Lines | None, Lines | None, Lines | None]:
         """Return the operands of grad_input, then those of grad_weight; None for a gradient that no one needs."""
-        x, x_scale_inv, weight, weight_scale_inv = saved
+        (x, *x_scales), (weight, *weight_scales) = saved[:3], saved[3:]
         recipe = self.recipe
         grad_lines = grad_turned = x_turned = weight_turned = None
         if needs_x and needs_weight:
@@ -250,12 +258,16 @@ class Plan:
             assert weight is not None
             weight_turned = (
                 self.cast(weight, recipe.grad_input.b, 0, "weight")
-                if weight_scale_inv is None
-                else Operand(weight, weight_scale_inv)
+                if weight_scales[0] is None
+                else Operand(weight, weight_scales[0], weight_scales[1])
             )
         if needs_weight:
             assert x is not None
-            x_turned = self.cast(x, None, 0, "input") if x_scale_inv is None else Operand(x, x_scale_inv)
+            x_turned = (
+                self.cast(x, None, 0, "input")
+                if x_scales[0] is None
+                else Operand(x, x_scales[0], x_scales[1])
+            )
         return grad_lines, weight_turned, grad_turned, x_turned
 
 

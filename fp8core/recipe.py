@@ -1,4 +1,4 @@
-"""Recipe: which operand of which GEMM is cast to FP8, and how. Data only.
+"""Recipe: which operand of which GEMM is cast to FP8 or to four bits, and how. Data only.
 
 A Linear layer is three GEMMs (`input` [M, K], `weight` [N, K], `grad_output` [M, N]; M counts tokens):
 
@@ -14,6 +14,8 @@ precision. How many elements share a scale:
     1x128        128 neighbours along the contracted axis
     128x128      a square of 128 by 128
     1x32         32 neighbours along the contracted axis, the scale an E8M0 code (MX)
+    1x16         16 neighbours along it, an E4M3 code and one float32 scale a tensor (NVFP4: e2m1 alone)
+    16x16        a square of 16 by 16 with such a scale
 
 and where the scale comes from: *dynamic* = the tensor's own amax; *delayed* = the amax of earlier steps
 (`AmaxHistory`); *static* = an amax that was measured once and then stays (`fp8core.update_scales`).
@@ -29,7 +31,8 @@ from typing import Any, Literal, get_args
 
 from fp8core.arguments import check_known
 from fp8core.extensions import ExtensionTable, of_type
-from fp8core.formats import Format, native_pair
+from fp8core.formats import E2M1FN, Format, native_pair
+from fp8core.four_bits import SIGNS
 from fp8core.gemm import backend_named
 from fp8core.scaling import GRANULARITIES as GRANULARITIES
 from fp8core.scaling import MX_MODES as MX_MODES
@@ -38,6 +41,8 @@ from fp8core.scaling import MxMode as MxMode
 
 Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
+Rounding = Literal["nearest", "stochastic"]
+ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 Kernels = Literal["auto", "always", "never"]
 KERNELS: tuple[str, ...] = get_args(Kernels)
 Ragged = Literal["refuse", "bf16", "pad"]
@@ -49,7 +54,9 @@ _FAMILIES: tuple[frozenset[str], ...] = (
     frozenset({"tensorwise", "rowwise"}),
     frozenset({"1x128", "128x128"}),
     frozenset({"1x32"}),
+    frozenset({"1x16", "16x16"}),
 )
+_OF_FOUR_BITS: tuple[Granularity, ...] = ("1x16", "16x16", "1x32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class AmaxHistory:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """How one operand of one GEMM is brought to FP8.
+    """How one operand of one GEMM is brought to FP8, or to four bits.
 
     Attributes:
         format: the element format.
@@ -86,7 +93,11 @@ class Cast:
             are powers of two whatever it says.
         scaling: where the scale comes from; only tensorwise scales can be delayed or static.
         mx_mode: how a "1x32" scale is rounded to a power of two; see `fp8core.scaling.mx_scale_code`.
+        rounding: of e2m1: to "nearest", ties to even; or "stochastic", up with the probability of the place between two values.
+        hadamard: of e2m1: the 16 signs of a random Hadamard transform along the contracted axis, before the cast; both
+            operands of a GEMM have the same or none, since it leaves their product as it is. None: no transform.
         axis_free: codes and scale are the same whichever axis is contracted, so one cast serves two GEMMs.
+        is_four_bit: the format is e2m1.
     """
 
     format: Format
@@ -94,21 +105,53 @@ class Cast:
     power_of_two: bool = False
     scaling: Scaling = "dynamic"
     mx_mode: MxMode = "rceil"
+    rounding: Rounding = "nearest"
+    hadamard: tuple[int, ...] | None = None
     axis_free: bool = field(init=False, repr=False, compare=False)
+    is_four_bit: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_known("granularity", self.granularity, GRANULARITIES)
         check_known("scaling", self.scaling, SCALINGS)
         check_known("MX rounding mode", self.mx_mode, MX_MODES)
+        check_known("rounding", self.rounding, ROUNDINGS)
         object.__setattr__(self, "axis_free", self.granularity in ("tensorwise", "128x128"))
+        object.__setattr__(self, "is_four_bit", self.format.name == E2M1FN.name)
+        self._check_four_bits()
         if self.scaling != "dynamic" and self.granularity != "tensorwise":
             raise ValueError(
                 f"{self.scaling} scaling is defined for tensorwise scales, not {self.granularity}: the history of "
                 "a row or a block says nothing about the next batch's; use granularity='tensorwise'"
             )
 
+    def _check_four_bits(self) -> None:
+        """Refuse what only e2m1 has of another format, and what it lacks."""
+        if not self.is_four_bit:
+            if self.granularity in ("1x16", "16x16"):
+                raise ValueError(
+                    f"{self.granularity} scales are those of e2m1, not {self.format.short}; take '1x128', or '1x32'"
+                )
+            if self.rounding != "nearest" or self.hadamard is not None:
+                raise ValueError(
+                    f"stochastic rounding and the Hadamard transform are of e2m1, not {self.format.short}; leave both out"
+                )
+            return
+        if self.granularity not in _OF_FOUR_BITS or self.power_of_two:
+            raise ValueError(
+                f"e2m1 is scaled in blocks of 16 or 32, not {self.granularity}{' by powers of two' * self.power_of_two}; "
+                "take '1x16', '16x16', or for scales that are powers of two '1x32'"
+            )
+        if self.hadamard is not None and (len(self.hadamard) != 16 or {*self.hadamard} - {1, -1}):
+            raise ValueError(
+                f"hadamard={self.hadamard}: expected a tuple of 16 signs, each 1 or -1: fp8core.four_bits.SIGNS"
+            )
+
     def __str__(self) -> str:
         scaling = "" if self.scaling == "dynamic" else f"_{self.scaling}"
+        if self.is_four_bit:
+            mode = f"_{self.mx_mode}" * (self.granularity == "1x32")
+            stochastic = "_stochastic" * (self.rounding == "stochastic")
+            return f"e2m1_{self.granularity}{mode}{stochastic}" + "_hadamard" * (self.hadamard is not None)
         if self.granularity == "1x32":
             return f"{self.format.short}_1x32_{self.mx_mode}"
         return f"{self.format.short}_{self.granularity}{scaling}" + ("_pow2" if self.power_of_two else "")
@@ -122,16 +165,21 @@ class Gemm:
         a, b: its operands' casts; None of a GEMM in high precision.
         fast_accum: the hardware may accumulate with fewer bits.
         granularity: the finer of the two operands', since no kernel mixes rowwise and tensorwise.
+        is_four_bit: e2m1 is among its operands.
     """
 
     a: Cast | None
     b: Cast | None
     fast_accum: bool = False
     granularity: Granularity = field(init=False, repr=False, compare=False)
+    is_four_bit: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         kinds = {cast.granularity for cast in (self.a, self.b) if cast is not None}
-        finest: tuple[Granularity, ...] = ("1x32", "1x128", "128x128", "rowwise")
+        object.__setattr__(
+            self, "is_four_bit", any(c is not None and c.is_four_bit for c in (self.a, self.b))
+        )
+        finest: tuple[Granularity, ...] = ("1x16", "16x16", "1x32", "1x128", "128x128", "rowwise")
         finer = next((granularity for granularity in finest if granularity in kinds), "tensorwise")
         object.__setattr__(self, "granularity", finer)
         if self.a is None or self.b is None:
@@ -146,10 +194,15 @@ class Gemm:
             raise ValueError(
                 f"operand a is {self.a}, operand b is {self.b}: no kernel mixes these; pairs that exist: {known}"
             )
+        if self.a.hadamard != self.b.hadamard:
+            raise ValueError(
+                f"operand a is {self.a}, operand b is {self.b}: a transform of one alone changes the product; give both the "
+                "same signs, or neither"
+            )
 
     @property
     def is_fp8(self) -> bool:
-        """False for a GEMM left in high precision."""
+        """False for a GEMM left in high precision; True for four bits too."""
         return self.a is not None
 
     def __str__(self) -> str:
@@ -174,6 +227,7 @@ class Recipe:
             GEMMs run in high precision, and count as that.
         history: of delayed scaling; no meaning without it.
         nearest: the recipe to take where hardware lacks this one; "" if it has no substitute.
+        seed: of stochastic rounding.
     """
 
     name: str
@@ -188,11 +242,32 @@ class Recipe:
     min_tokens: Literal["refuse", "bf16"] = "refuse"
     history: AmaxHistory = AmaxHistory()
     nearest: str = ""
+    seed: int = 0
 
     def __post_init__(self) -> None:
         backend_named(self.backend)
+        self._check_four_bits()
         check_known("kernels", self.kernels, KERNELS)
         check_known("min_tokens", self.min_tokens, ("refuse", "bf16"))
+
+    def _check_four_bits(self) -> None:
+        """Refuse what is not offered beside e2m1."""
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed}: expected a whole number from 0, below 2**32")
+        if not self.is_four_bit:
+            return
+        refused = {
+            "pad_inner_dim: blocks can't be filled up once they are codes; make sizes multiples of 16 (1x32: of 32), or take "
+            "ragged='bf16'": self.pad_inner_dim,
+            "kernels='always': no kernel casts to e2m1; take 'auto'": self.kernels == "always",
+            f"{self.scaling} scaling: a layer remembers one thing alone; make all casts dynamic": self.scaling
+            != "dynamic",
+        }
+        for why, is_so in refused.items():
+            if is_so:
+                raise ValueError(
+                    f"recipe {self.name} has operands of four bits, beside which there is no {why}"
+                )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
         """Itself: it never changes, and compiled code is guarded by the object."""
@@ -215,6 +290,16 @@ class Recipe:
     def casts(self) -> list[Cast]:
         """Casts of the operands of the three GEMMs, without those in high precision."""
         return [cast for gemm in self.gemms.values() for cast in (gemm.a, gemm.b) if cast is not None]
+
+    @property
+    def is_four_bit(self) -> bool:
+        """e2m1 is among its operands."""
+        return self.output.is_four_bit or self.grad_input.is_four_bit or self.grad_weight.is_four_bit
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Some cast rounds stochastically, so that a layer must count its passes."""
+        return any(cast.rounding == "stochastic" for cast in self.casts)
 
     @property
     def scaling(self) -> Scaling:
@@ -258,6 +343,10 @@ class Recipe:
         check_known("ragged", how, RAGGED)
         return replace(self, min_tokens="bf16" if how == "bf16" else "refuse", pad_inner_dim=how == "pad")
 
+    def with_seed(self, seed: int) -> Recipe:
+        """The same recipe with other random numbers for stochastic rounding."""
+        return replace(self, seed=seed)
+
     def in_high_precision(self, *gemms: str) -> Recipe:
         """The same recipe with the named GEMMs left uncast.
 
@@ -289,6 +378,10 @@ _STATIC_GRAD = Cast(_E5M2, scaling="static")
 _BLOCK = Cast(_E4M3, "1x128", power_of_two=True)
 _SQUARE = Cast(_E4M3, "128x128", power_of_two=True)
 _MX = Cast(_E4M3, "1x32")
+_MX4 = Cast(E2M1FN, "1x32")
+_NV4 = Cast(E2M1FN, "1x16")
+_NV4_SQUARE = Cast(E2M1FN, "16x16")
+_NV4_GRAD = Cast(E2M1FN, "1x16", rounding="stochastic")
 
 _OURS: dict[str, Recipe] = {
     r.name: r
@@ -376,6 +469,29 @@ _OURS: dict[str, Recipe] = {
             grad_input=Gemm(_MX, _MX),
             grad_weight=Gemm(_MX, _MX),
             nearest="rowwise",
+        ),
+        Recipe(
+            name="nvfp4",
+            doc=(
+                "e2m1 everywhere in blocks of 16 along the contracted axis, each with an e4m3 scale, and one float32 scale a "
+                "tensor; the weight in squares of 16 by 16; grad_output rounded stochastically; both operands of grad_weight "
+                "behind a random Hadamard transform by 16 (arXiv 2509.25149). Emulated: no product of e2m1 runs here."
+            ),
+            output=Gemm(_NV4, _NV4_SQUARE),
+            grad_input=Gemm(_NV4_GRAD, _NV4_SQUARE),
+            grad_weight=Gemm(replace(_NV4_GRAD, hadamard=SIGNS), replace(_NV4, hadamard=SIGNS)),
+            backend="reference",
+        ),
+        Recipe(
+            name="mxfp4",
+            doc=(
+                "e2m1 everywhere in blocks of 32 along the contracted axis with E8M0 scales, as mxfp8, to nearest (OCP MX "
+                "1.0). Emulated: no product of e2m1 runs here."
+            ),
+            output=Gemm(_MX4, _MX4),
+            grad_input=Gemm(_MX4, _MX4),
+            grad_weight=Gemm(_MX4, _MX4),
+            backend="reference",
         ),
     )
 }

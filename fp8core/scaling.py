@@ -27,13 +27,13 @@ two, stored as its biased exponent; `mx_scale_code` makes it by integer arithmet
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
 
 from fp8core.arguments import check_known, check_type
-from fp8core.formats import E8M0FNU, FORMATS, Format, as_element_format
+from fp8core.formats import E2M1FN, E8M0FNU, FORMATS, Format, as_element_format
 
 
 def _amax_floor() -> float:
@@ -46,7 +46,9 @@ def _amax_floor() -> float:
 
 
 AMAX_FLOOR = _amax_floor()
-Granularity = Literal["tensorwise", "rowwise", "1x128", "128x128", "1x32"]  # see `fp8core.recipe`
+Granularity = Literal[
+    "tensorwise", "rowwise", "1x128", "128x128", "1x32", "1x16", "16x16"
+]  # see `fp8core.recipe`
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 MxMode = Literal["floor", "ceil", "rceil", "even"]
 MX_MODES: tuple[str, ...] = get_args(MxMode)
@@ -54,13 +56,34 @@ HP_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float
 
 BLOCK = 128  # of "1x128" and "128x128"
 MX_BLOCK = 32  # of "1x32": OCP MX 1.0, section 5.1
-BLOCKS = {"1x128": BLOCK, "128x128": BLOCK, "1x32": MX_BLOCK}
+FOUR_BIT_BLOCK = 16  # of "1x16" and "16x16": NVFP4, arXiv 2509.25149
+BLOCKS = {
+    "1x128": BLOCK,
+    "128x128": BLOCK,
+    "1x32": MX_BLOCK,
+    "1x16": FOUR_BIT_BLOCK,
+    "16x16": FOUR_BIT_BLOCK,
+}
 
 # Tensors: a number divided by a tensor would be a reciprocal and a product, see above
 _LARGEST = {fmt.dtype: torch.tensor(fmt.max, device="cpu") for fmt in FORMATS.values() if fmt is not E8M0FNU}
 _INFINITY_BITS = 0x7F80_0000  # of float32; every bit pattern from here on is Inf or NaN
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign
 _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantissa bits of a float32
+
+
+class Operand(NamedTuple):
+    """Codes with what decodes them.
+
+    Attributes:
+        qdata: FP8 codes; or uint8, lines of E2M1 codes packed along the contracted axis, two a byte.
+        scale_inv: decoding scales.
+        tensor_scale_inv: NVFP4's second level, float32, 0-dimensional.
+    """
+
+    qdata: torch.Tensor
+    scale_inv: torch.Tensor
+    tensor_scale_inv: torch.Tensor | None = None
 
 
 def check_hp(x: torch.Tensor, what: str = "x") -> None:
@@ -86,9 +109,9 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
     """The largest magnitude of each scaling group.
 
     Args:
-        x: float32, bfloat16 or float16, any layout; a matrix for "128x128".
-        granularity: see `fp8core.recipe`; "rowwise", "1x128" and "1x32" reduce along `dim`.
-        dim: the contracted dimension; ignored by "tensorwise" and "128x128".
+        x: float32, bfloat16 or float16, any layout; a matrix for "128x128" and "16x16".
+        granularity: see `fp8core.recipe`; "rowwise" and "1xN" reduce along `dim`.
+        dim: the contracted dimension; ignored by "tensorwise" and squares.
 
     Returns:
         float32: 0-dimensional, or of x's rank with `dim` reduced to 1 (rowwise) or to its number of blocks.
@@ -96,7 +119,7 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
 
     Raises:
         TypeError: dtype, see `check_hp`.
-        ValueError: unknown granularity, `dim` outside of x, or "128x128" of anything but a matrix.
+        ValueError: unknown granularity, `dim` outside of x, or squares of anything but a matrix.
     """
     check_hp(x)
     if granularity not in GRANULARITIES:
@@ -104,16 +127,17 @@ def amax(x: torch.Tensor, granularity: Granularity = "tensorwise", dim: int = -1
     magnitude = without_grad(x).abs()
     if granularity == "tensorwise":
         return (magnitude.amax() if x.numel() else magnitude.new_zeros(())).float()
-    if granularity == "128x128":
+    if granularity in ("128x128", "16x16"):
         if x.dim() != 2:
-            raise ValueError(f"128x128 scaling is defined for a matrix, not for shape {tuple(x.shape)}")
-        return _block_amax(_block_amax(magnitude, BLOCK, 0), BLOCK, 1).float()
+            raise ValueError(f"{granularity} scaling is defined for a matrix, not for shape {tuple(x.shape)}")
+        block = BLOCKS[granularity]
+        return _block_amax(_block_amax(magnitude, block, 0), block, 1).float()
     if not -x.dim() <= dim < x.dim():
         raise ValueError(
             f"dim {dim} is outside of a tensor of shape {tuple(x.shape)}; {granularity} scaling needs one"
         )
     if granularity != "rowwise":
-        return _block_amax(magnitude, BLOCK if granularity == "1x128" else MX_BLOCK, dim).float()
+        return _block_amax(magnitude, BLOCKS[granularity], dim).float()
     if x.shape[dim] == 0:
         shape = list(x.shape)
         shape[dim] = 1
@@ -165,7 +189,7 @@ def compute_scale(
 def mx_scale_code(
     amax: torch.Tensor, fmt: Format | torch.dtype | str, mode: MxMode = "rceil"
 ) -> torch.Tensor:
-    """The E8M0 code e + 127 of an MX block's decoding scale X = 2**e; with emax = 8 (e4m3) or 15 (e5m2):
+    """The E8M0 code e + 127 of an MX block's decoding scale X = 2**e; with emax = 8 (e4m3), 15 (e5m2) or 2 (e2m1):
 
         floor   e = floor(log2(amax)) - emax         OCP MX 1.0; saturates an amax of significand above 1.75
         ceil    e = ceil(log2(amax)) - emax
@@ -194,7 +218,7 @@ def mx_scale_code(
     Raises:
         ValueError: unknown mode, or fmt is no element format.
     """
-    fmt = as_element_format(fmt)
+    fmt = fmt if fmt == E2M1FN else as_element_format(fmt)
     check_known("MX rounding mode", mode, MX_MODES)
     # A reduction may return a NaN with its sign bit set, which as an integer would lie below all numbers
     bits = without_grad(amax).float().contiguous().view(torch.int32) & _MAGNITUDE_BITS

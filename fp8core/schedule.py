@@ -14,6 +14,7 @@ A schedule is rules joined by commas, each of which holds some GEMMs of some lay
     ...@layers.0.*               only layers whose name fits the pattern (`fnmatch`: * ? [abc])
     ...@layers.0.*:grad_weight   only that GEMM of theirs: output, grad_input or grad_weight
     ...@grad_weight              only that GEMM, of all layers
+    cooldown_tensorwise:0.1      a recipe's name in the place of "bf16": its casts, multiplied as the layer multiplies
 
 "bf16" stands for the high precision that the run uses: float32 where nothing casts to bfloat16. A layer with all three
 GEMMs held back is nn.Linear bit for bit, so a run that starts with a warm-up equals the unconverted one until the
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,13 @@ from torch import nn
 from fp8core.arguments import check_known, check_type
 from fp8core.distributed.fsdp import switch_gathers
 from fp8core.linear import Float8Linear
-from fp8core.recipe import GEMMS, Recipe
+from fp8core.recipe import GEMMS, RECIPES, Recipe, recipe_named
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-KINDS = ("warmup_bf16", "cooldown_bf16", "keep_bf16")
+KINDS = ("warmup", "cooldown", "keep")
+HIGH_PRECISION = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,10 @@ class Rule:
     """One rule of a schedule.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, "_", and `HIGH_PRECISION` or the name of a recipe.
         amount: its length: an int in steps, a float as share of the run; None for keep_bf16.
         pattern: of fully qualified layer names.
-        gemms: those held in high precision.
+        gemms: those that it holds.
     """
 
     kind: str
@@ -63,12 +65,17 @@ class Rule:
     pattern: str = "*"
     gemms: tuple[str, ...] = GEMMS
 
+    @property
+    def held_as(self) -> str:
+        """`HIGH_PRECISION`, or the name of the recipe."""
+        return self.kind.partition("_")[2]
+
     def holds(self, step: int, total_steps: int) -> bool:
         """Whether the rule is in force at a step."""
         if self.amount is None:
             return True
         length = self.length(total_steps)
-        return step < length if self.kind == "warmup_bf16" else step >= total_steps - length
+        return step < length if self.kind.startswith("warmup") else step >= total_steps - length
 
     def length(self, total_steps: int) -> int:
         """Steps for which it is in force; a share is rounded to the nearest step."""
@@ -128,7 +135,7 @@ class PrecisionSchedule:
                     f"{rule} holds for all of the run's {total_steps} steps, so FP8 never runs; take fewer, or keep_bf16"
                 )
             if 0 < length < total_steps:
-                found.add(length if rule.kind == "warmup_bf16" else total_steps - length)
+                found.add(length if rule.kind.startswith("warmup") else total_steps - length)
         return tuple(sorted(found))
 
     def check_patterns(self, layers: Collection[str]) -> None:
@@ -183,10 +190,13 @@ class PrecisionSchedule:
         in_force = [rule for rule in self.rules if rule.holds(step, total_steps)]
         changed = 0
         for name, layer in layers.items():
-            held = {g for rule in in_force if fnmatchcase(name, rule.pattern) for g in rule.gemms}
-            gemms = tuple(g for g in GEMMS if g in held)
+            # The last rule that holds a GEMM decides
+            held = {
+                g: rule.held_as for rule in in_force if fnmatchcase(name, rule.pattern) for g in rule.gemms
+            }
+            gemms = tuple((g, held[g]) for g in GEMMS if g in held)
             # The very object: the cache would hand out an equal recipe of another model
-            due = _in_high_precision(self._recipes[name], gemms) if gemms else self._recipes[name]
+            due = _held(self._recipes[name], gemms) if gemms else self._recipes[name]
             if layer.recipe is due:
                 continue
             layer.recipe = due
@@ -223,17 +233,31 @@ class PrecisionSchedule:
 
 
 @functools.cache
-def _in_high_precision(recipe: Recipe, gemms: tuple[str, ...]) -> Recipe:
+def _held(recipe: Recipe, gemms: tuple[tuple[str, str], ...]) -> Recipe:
     """One object for each state, so that compiled code knows it again."""
-    return recipe.in_high_precision(*gemms)
+    high = tuple(gemm for gemm, held_as in gemms if held_as == HIGH_PRECISION)
+    result = recipe.in_high_precision(*high) if high else recipe
+    for gemm, held_as in gemms:
+        if held_as != HIGH_PRECISION:
+            other: dict[str, Any] = {gemm: recipe_named(held_as).gemms[gemm]}
+            result = replace(result, name=f"{result.name}-{gemm}_{held_as}", **other)
+    return result
 
 
 def _rule(text: str) -> Rule:
     head, at, target = text.partition("@")
     kind, colon, amount = head.partition(":")
-    check_known(f"schedule rule {text!r}:", kind, KINDS)
-    if (kind == "keep_bf16") == bool(colon):
-        expected = "keep_bf16 has no length" if colon else f"expected {kind}:STEPS or {kind}:SHARE"
+    when, _, held_as = kind.partition("_")
+    check_known(f"schedule rule {text!r}:", when, KINDS)
+    if held_as != HIGH_PRECISION:
+        check_known(f"schedule rule {text!r}: recipe", held_as, (HIGH_PRECISION, *RECIPES))
+        if recipe_named(held_as).scaling != "dynamic" or recipe_named(held_as).is_four_bit:
+            raise ValueError(
+                f"schedule rule {text!r}: {held_as} has its own memory or backend, which layers get where they are converted to it; "
+                "take tensorwise or rowwise, or convert to it and schedule the others"
+            )
+    if (when == "keep") == bool(colon):
+        expected = f"{kind} has no length" if colon else f"expected {kind}:STEPS or {kind}:SHARE"
         raise ValueError(f"schedule rule {text!r}: {expected}")
     pattern, gemms = "*", GEMMS
     if at:
@@ -246,7 +270,7 @@ def _rule(text: str) -> Rule:
                 f"one of {', '.join(GEMMS)}"
             )
         gemms = (gemm,) if gemm else GEMMS
-    return Rule(kind, _length(text, amount) if kind != "keep_bf16" else None, pattern, gemms)
+    return Rule(kind, _length(text, amount) if when != "keep" else None, pattern, gemms)
 
 
 def _is_one_step(amount: int | float | None) -> bool:

@@ -30,13 +30,17 @@ def _name_the_cpu() -> None:
         os.environ["TORCHINDUCTOR_CPP_MARCH"] = named["march"]
 
 
+gc.disable()  # until all is collected: looking through what is imported takes a fifth of the collection
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 _name_the_cpu()  # Inductor reads it when it is imported
 
 import torch  # noqa: E402
 
-SLOW_IMPORTS = ("harness.suites.parallel", "harness.suites.train", "harness.suites.divergence", "pytest")
+SLOW_IMPORTS = (
+    "harness.suites.parallel", "harness.suites.train", "harness.suites.divergence", "pytest", "scipy.special", "rich.table",
+    "torch._inductor.compile_fx",
+)  # fmt: skip
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -47,6 +51,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_finish() -> None:
     """What was imported and collected is never garbage: half a million objects that each full collection looked through."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     if served := sys.modules.get("harness.engine.served"):

@@ -204,6 +204,8 @@ def alignment(recipe: Recipe) -> int:
 
 def recipe_reason(recipe: Recipe, N: int, K: int, device: torch.device) -> str | None:
     """Why the recipe is not offered for groups with weights [E, N, K]; None if it is."""
+    if recipe.is_four_bit:
+        return "four bits are not offered for groups; take recipe 'rowwise' for the experts"
     if recipe.scaling != "dynamic":
         near = f"; take {recipe.nearest!r}" if recipe.nearest else ""
         return (

@@ -15,11 +15,11 @@ import torch
 
 from fp8core.arguments import any_autocast, autocast_enabled, check_known
 from fp8core.extensions import ExtensionTable, of_type
-from fp8core.formats import E8M0FNU, as_element_format
+from fp8core.formats import E4M3FN, E8M0FNU, as_element_format
 from fp8core.gemm import reference, torch_mm, triton_mm
 from fp8core.gemm.backend import Backend
 from fp8core.gemm.layout import granularity_of
-from fp8core.scaling import BLOCK, MX_BLOCK
+from fp8core.scaling import BLOCK, FOUR_BIT_BLOCK, MX_BLOCK
 
 if TYPE_CHECKING:
     from fp8core.gemm.layout import Scaled
@@ -74,6 +74,10 @@ def scaled_mm(
         1x128         [M, ceil(K/128)]                     [ceil(K/128), N]
         128x128       [ceil(M/128), ceil(K/128)]           [ceil(K/128), ceil(N/128)]
         1x32, e8m0    [M, ceil(K/32)]                      [ceil(K/32), N]
+        1x16, e4m3    [M, K/16], of e2m1 alone             [K/16, N]
+
+    e2m1 is uint8, two codes a byte along K: [M, K/2] and [K/2, N]. The sum is multiplied by `Operand.tensor_scale_inv`, in
+    float32, before it is rounded.
 
     If one operand is scaled tensorwise and the other rowwise, the single scale is repeated, which is exact:
     no kernel takes mixed granularities.
@@ -114,7 +118,14 @@ def scaled_mm(
             scale_inv_b = scale_inv_b.expand(1, b_codes.shape[1]).contiguous()
         else:
             scale_inv_a = scale_inv_a.expand(a_codes.shape[0], 1).contiguous()
-    return library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+    of_a, of_b = getattr(a, "tensor_scale_inv", None), getattr(b, "tensor_scale_inv", None)
+    if of_a is None and of_b is None:
+        return library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum)
+    wide = torch.float64 if out_dtype == torch.float64 else torch.float32
+    product = library.matmul(a_codes, b_codes, scale_inv_a, scale_inv_b, wide, use_fast_accum)
+    for scale in (of_a, of_b):
+        product = product if scale is None else product * scale.to(wide)
+    return product.to(out_dtype)
 
 
 def _check_product(
@@ -134,6 +145,10 @@ def _check_product(
 
     True: one is scaled tensorwise, and its scale must be repeated for each line of the other.
     """
+    if a_dtype == torch.uint8 and len(a) == 2:  # two codes a byte
+        a = torch.Size((a[0], 2 * a[1]))
+    if b_dtype == torch.uint8 and len(b) == 2:
+        b = torch.Size((2 * b[0], b[1]))
     _check_operand("a", 1, a, a_dtype, scale_inv_a, scale_dtype_a)
     _check_operand("b", 0, b, b_dtype, scale_inv_b, scale_dtype_b)
     if a[1] != b[0]:
@@ -173,15 +188,20 @@ def _check_operand(
         raise ValueError(
             f"{name} has shape {list(codes)}; expected a matrix, flatten leading dimensions first"
         )
-    if not dtype.is_floating_point or dtype.itemsize != 1:
-        raise TypeError(f"{name} has dtype {dtype}; expected FP8 codes, see fp8core.quantize")
-    as_element_format(dtype)
-    if scale_dtype not in (torch.float32, E8M0FNU.dtype):
+    four_bit = dtype == torch.uint8
+    if not four_bit:
+        if not dtype.is_floating_point or dtype.itemsize != 1:
+            raise TypeError(f"{name} has dtype {dtype}; expected FP8 codes, see fp8core.quantize")
+        as_element_format(dtype)
+    if scale_dtype not in (E4M3FN.dtype if four_bit else torch.float32, E8M0FNU.dtype):
+        expected = "float8_e4m3fn for blocks of 16" if four_bit else "float32"
         raise TypeError(
-            f"{name}.scale_inv has dtype {scale_dtype}; expected float32, or float8_e8m0fnu for blocks of 32"
+            f"{name}.scale_inv has dtype {scale_dtype}; expected {expected}, or float8_e8m0fnu for blocks of 32"
         )
     lines, along = codes[1 - reduced_dim], codes[reduced_dim]
-    if scale_dtype == E8M0FNU.dtype:
+    if scale_dtype == E4M3FN.dtype:
+        allowed = [(lines, -(-along // FOUR_BIT_BLOCK))]
+    elif scale_dtype == E8M0FNU.dtype:
         allowed = [(lines, -(-along // MX_BLOCK))]
     else:
         blocks = -(-along // BLOCK)

@@ -10,6 +10,7 @@ errors. For D [M, N] = A [M, K] @ B [K, N]:
     rowwise: D is bfloat16, B e4m3   the CUTLASS kernel's rule; cuBLAS 12.9 on sm_90 alone is wider, and a
                                      result that depends on the machine is worth less than a conversion
     blocks (1x128, 128x128, 1x32)    not through backend "torch", see `granularity_reason`
+    e2m1                             not through backend "torch", see `four_bit_reason`
     NVIDIA 8.9 or newer (OCP formats), AMD gfx942 (fnuz only), gfx950, gfx1200, gfx1201 (OCP)
 
 Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_allowed_device`),
@@ -19,13 +20,15 @@ Sources: ATen `native/cuda/ScaledBlas.cpp` (`_scaled_mm_out_cuda`, `_scaled_mm_a
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.torch_version import TorchVersion
 
-from fp8core.formats import E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
+from fp8core.formats import E2M1FN, E4M3FN, E4M3FNUZ, E5M2FNUZ, E8M0FNU, Format, as_element_format
+from fp8core.scaling import BLOCKS
+from fp8core.scaling import Operand as Operand
 
 # On a CPU torch 2.11 asserts internally where scales are of rows; 2.12 was not tried
 CPU_TAKES_ONE_SCALE = TorchVersion(torch.__version__) < "2.13"
@@ -37,7 +40,7 @@ _ROCM_ARCHS = ("gfx942", "gfx950", "gfx1200", "gfx1201")
 
 
 class Scaled(Protocol):
-    """A quantised matrix: `fp8core.Float8Tensor`, or the plain pair `Operand`."""
+    """A quantised matrix: `fp8core.Float8Tensor`, or the plain `Operand`."""
 
     @property
     def qdata(self) -> torch.Tensor:
@@ -48,13 +51,6 @@ class Scaled(Protocol):
     def scale_inv(self) -> torch.Tensor:
         """Decoding scales, of one of the shapes that `fp8core.gemm.scaled_mm` lists."""
         ...
-
-
-class Operand(NamedTuple):
-    """The plain pair (codes, scale_inv)."""
-
-    qdata: torch.Tensor
-    scale_inv: torch.Tensor
 
 
 def transposed(x: Scaled) -> Operand:
@@ -84,10 +80,41 @@ def granularity_of(
     """The multiplication's granularity, from scales of one kind as `fp8core.gemm.scaled_mm` lists them; "1x128" for any blocks."""
     if scale_dtype == E8M0FNU.dtype:
         return "1x32"
+    if scale_dtype == E4M3FN.dtype:
+        return "1x16"
     if len(scale_inv_a) == 0:
         return "tensorwise"
     per_row = scale_inv_a == (a[0], 1) and scale_inv_b == (1, b[1])
     return "rowwise" if per_row else "1x128"
+
+
+def is_four_bit(fmt: Format | torch.dtype | str) -> bool:
+    """Whether a format is e2m1, or a dtype that of its codes, two a byte."""
+    return getattr(fmt, "dtype", fmt) in (torch.uint8, E2M1FN.dtype, E2M1FN.name)
+
+
+def four_bit_reason(*formats: Format | torch.dtype | str) -> str | None:
+    """Why no hardware multiplies these formats here, if e2m1 is among them.
+
+    `torch.nn.functional.scaled_mm` has products of e2m1 for compute capability 10.0, with scales by 16 or 32 that lie swizzled
+    (torch 2.13). Nothing here has run there, so they are not used.
+    """
+    if not any(map(is_four_bit, formats)):
+        return None
+    return f"no backend multiplies e2m1 on hardware here; {way_out('')}"
+
+
+def block_reason(
+    K: int, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str, granularity: str
+) -> str | None:
+    """Why e2m1 takes no contracted dimension of this size; None if it does, or is not among the formats."""
+    block = BLOCKS.get(granularity, 1)
+    if not K % block or not (is_four_bit(a_fmt) or is_four_bit(b_fmt)):
+        return None
+    return (
+        f"K={K} (contracted dimension) is not a multiple of {block}, the block of e2m1's scales; pad the tensor, or leave this "
+        "GEMM in high precision"
+    )
 
 
 def shape_reason(
@@ -100,6 +127,8 @@ def shape_reason(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> str | None:
     """Why no FP8 device could compute A [M, K] @ B [K, N]; None if one could."""
+    if reason := four_bit_reason(a_fmt, b_fmt):
+        return reason
     a_fmt, b_fmt = as_element_format(a_fmt), as_element_format(b_fmt)
     if M < 0 or K < 0 or N < 0:  # `min` of them is a guard on an open size, and export refuses it
         return f"M={M}, K={K}, N={N}: a matrix has no negative size"
@@ -134,6 +163,8 @@ def device_reason(
     device: torch.device | str, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str
 ) -> str | None:
     """Why this device has no FP8 matmul for these formats; None if it has, or if it is a CPU (which does)."""
+    if reason := four_bit_reason(a_fmt, b_fmt):
+        return reason
     device = torch.device(device)
     formats = (as_element_format(a_fmt), as_element_format(b_fmt))
     fnuz = [f.name for f in formats if f in _FNUZ]
@@ -179,7 +210,11 @@ def granularity_reason(device: torch.device | str, granularity: str, nearest: st
     taken = {"tensorwise"} if kind == "cpu" and CPU_TAKES_ONE_SCALE else {"tensorwise", "rowwise"}
     if granularity in taken:
         return None
-    instead = "" if granularity == "1x32" else "recipe.with_backend('triton') multiplies these; or "
+    instead = (
+        ""
+        if granularity in ("1x32", "1x16", "16x16")
+        else "recipe.with_backend('triton') multiplies these; or "
+    )
     return f"backend 'torch' has no kernel for {granularity} scales on {kind}; " + instead + way_out(nearest)
 
 

@@ -70,6 +70,8 @@ class Triton(Backend):
         out_dtype: torch.dtype = torch.bfloat16,
     ) -> str | None:
         """The kernel refuses dtypes of the result, and no size."""
+        if reason := layout.four_bit_reason(a_fmt, b_fmt):
+            return reason
         for fmt in (a_fmt, b_fmt):
             as_element_format(fmt)
         if min(M, K, N) < 0:
@@ -80,6 +82,8 @@ class Triton(Backend):
         self, device: torch.device | str, a_fmt: Format | torch.dtype | str, b_fmt: Format | torch.dtype | str
     ) -> str | None:
         """Why this device can't run the kernel with these formats; None if it can, or if it is a CPU."""
+        if reason := layout.four_bit_reason(a_fmt, b_fmt):
+            return reason
         formats = [as_element_format(fmt).name for fmt in (a_fmt, b_fmt)]
         if not set(formats) <= set(_NVIDIA):
             return f"backend 'triton' multiplies {' and '.join(_NVIDIA)}, not {' @ '.join(formats)}"
@@ -91,6 +95,6 @@ class Triton(Backend):
         self, device: torch.device | str, granularity: str, nearest: str = ""
     ) -> str | None:
         """Why the kernel takes no scales of this granularity; None if it does."""
-        if granularity != "1x32":
+        if granularity not in ("1x32", "1x16", "16x16"):
             return None
-        return f"backend 'triton' has no kernel for 1x32 scales; {layout.way_out(nearest)}"
+        return f"backend 'triton' has no kernel for {granularity} scales; {layout.way_out(nearest)}"

@@ -16,13 +16,13 @@ from fp8core.inputs.operands import (
     serves_both,
 )
 from fp8core.inputs.sharded import AmaxRequest, shared_amaxes
-from fp8core.plain_linear import NOT_SAVED, Lines, Plan, Saved
+from fp8core.plain_linear import NOT_SAVED, Lines, Plan, Saved, cast_lines
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
     import torch
 
-    from fp8core.history import Amaxes
+    from fp8core.history import Amaxes, Draws
     from fp8core.inputs.microbatch import WeightCache
     from fp8core.inputs.sharded import TPLayout
     from fp8core.observers import CallObserver
@@ -37,16 +37,21 @@ class CastingPlan(Plan):
         kernels: who casts each role; "auto" is left only where each cast must ask, "never" where none is named.
         amaxes: what delayed and static casts go by; None for dynamic recipes.
         of_whole: amaxes in this pass of roles that tensor parallelism has cut.
+        draws: of stochastic rounding.
     """
 
     kernels: dict[str, Kernels]
     amaxes: Amaxes | None = None
     of_whole: dict[str, torch.Tensor | None] | None = None
+    draws: Draws | None = None
 
     def cast(  # type: ignore[override]  # of a plan, since it depends on more
         self, x: torch.Tensor, cast: Cast | None, dim: int, role: str
     ) -> Lines:
         """Make a tensor the operand of one product."""
+        if cast is not None and cast.is_four_bit:
+            draws = self.draws.of(x, role, dim) if self.draws and cast.rounding == "stochastic" else None
+            return cast_lines(x, cast, dim, role, draws=draws)
         kernels = self.kernels.get(role, "never") if type(x) in PLAIN_TENSORS else self.recipe.kernels
         amax = self.of_whole.get(role) if self.of_whole else None
         return cast_operand(x, cast, dim, self.amaxes, role, kernels=kernels, amax=amax)
@@ -55,6 +60,8 @@ class CastingPlan(Plan):
         self, x: torch.Tensor, along_1: Cast | None, along_0: Cast | None, role: str
     ) -> tuple[Lines, Lines]:
         """Make a tensor the operand of both products that read it."""
+        if (along_1 is not None and along_1.is_four_bit) or (along_0 is not None and along_0.is_four_bit):
+            return self.cast(x, along_1, 1, role), self.cast(x, along_0, 0, role)
         kernels = self.kernels.get(role, "never") if type(x) in PLAIN_TENSORS else self.recipe.kernels
         amax = self.of_whole.get(role) if self.of_whole else None
         return cast_operand_pair(x, along_1, along_0, self.amaxes, role, kernels=kernels, amax=amax)
@@ -70,8 +77,8 @@ class CastingPlan(Plan):
                 self.amaxes.record_gathered()
         elif for_gradient and fused_for_both(weight, first, second, self.kernels.get("weight", "never")):
             lines, turned = self.cast_twice(weight, first, second, "weight")
-            return lines, turned if isinstance(turned, Operand) else (weight, None)
-        return self.cast(weight, first, 1, "weight"), (weight, None) if for_gradient else NOT_SAVED
+            return lines, turned if isinstance(turned, Operand) else (weight, None, None)
+        return self.cast(weight, first, 1, "weight"), (weight, None, None) if for_gradient else NOT_SAVED
 
 
 @dataclass(eq=False)
@@ -103,9 +110,10 @@ class AttachedPlan(CastingPlan):
             for_gradient and for_grad_weight is None and not serves_both(first, second)
         ):  # made where nothing trained
             turned = self.cast(x, second, 0, "input")
-            return lines, turned if isinstance(turned, Operand) else (x, None)
+            return lines, turned if isinstance(turned, Operand) else (x, None, None)
         return lines, (
             for_output if for_grad_weight is None else for_grad_weight,
+            None,
             None,
         ) if for_gradient else NOT_SAVED
 
@@ -116,7 +124,7 @@ class AttachedPlan(CastingPlan):
         casts = self.recipe.output.b, self.recipe.grad_input.b
         lines, turned = self.cache.operands(weight, lambda: self.cast_twice(weight, *casts, "weight"))
         return lines, (
-            turned if isinstance(turned, Operand) else (weight, None)
+            turned if isinstance(turned, Operand) else (weight, None, None)
         ) if for_gradient else NOT_SAVED
 
     def for_output(
@@ -141,8 +149,8 @@ class AttachedPlan(CastingPlan):
             here = self._going_by(input=amax, weight=weight_amax)
         lines, weight_lines, saved = Plan.for_output(here, x, weight, needs_x, needs_weight, *given)
         if self.stats is not None:
-            _show(self.stats, "input", "grad_weight", None if self.codes_only else x, lines, saved[:2])
-            _show(self.stats, "weight", "grad_input", weight, weight_lines, saved[2:])
+            _show(self.stats, "input", "grad_weight", None if self.codes_only else x, lines, saved[:3])
+            _show(self.stats, "weight", "grad_input", weight, weight_lines, saved[3:])
         return lines, weight_lines, (*saved, weight_amax)
 
     def for_gradients(
@@ -154,14 +162,14 @@ class AttachedPlan(CastingPlan):
             casts = recipe.grad_input.a, recipe.grad_weight.a
             request = AmaxRequest(grad, "grad_output", casts)
             (amax,) = shared_amaxes(self.tp, recipe, self.amaxes, request)
-            here = self._going_by(grad_output=amax, weight=saved[4])
-        operands = Plan.for_gradients(here, grad, needs_x, needs_weight, saved[:4])
+            here = self._going_by(grad_output=amax, weight=saved[6])
+        operands = Plan.for_gradients(here, grad, needs_x, needs_weight, saved[:6])
         if stats is not None:
             lines, weight, lines_0, _ = operands
             if lines is not None and weight is not None:
                 stats.saw("grad_output", "grad_input", grad, lines)
-                if saved[3] is None:
-                    stats.saw("weight", "grad_input", saved[2], weight, turned=True)
+                if saved[4] is None:
+                    stats.saw("weight", "grad_input", saved[3], weight, turned=True)
             if lines_0 is not None:
                 stats.saw("grad_output", "grad_weight", grad, lines_0, turned=True)
             stats.commit()
@@ -184,6 +192,8 @@ def plan_for(recipe: Recipe, x: torch.Tensor, weight: torch.Tensor, trains: bool
         if weight.shape[0]
         else recipe.kernels,
     }
+    if recipe.is_four_bit:  # no kernel casts to four bits
+        return CastingPlan(recipe, trains, dict.fromkeys(kernels, recipe.kernels))
     plain = type(x) in PLAIN_TENSORS and type(weight) in PLAIN_TENSORS
     if plain and set(kernels.values()) == {"never"}:
         return Plan(recipe, trains)
@@ -195,8 +205,8 @@ def _show(
 ) -> None:
     """The casts that a forward pass makes of a tensor, that for a product of the backward pass included."""
     stats.saw(role, "output", x, lines)
-    codes, scale_inv = saved
+    codes, scale_inv, tensor_scale_inv = saved
     if codes is not None and scale_inv is not None:
-        stats.saw(role, later, x, Operand(codes, scale_inv), turned=True)
+        stats.saw(role, later, x, Operand(codes, scale_inv, tensor_scale_inv), turned=True)
     elif codes is not None and role == "input":  # a weight is cast later, and seen then
         stats.saw(role, later, x, codes)

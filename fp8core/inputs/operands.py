@@ -21,6 +21,7 @@ from torch.torch_version import TorchVersion
 
 from fp8core import cast as casts
 from fp8core.arguments import PLAIN_TENSORS
+from fp8core.formats import E2M1FN
 from fp8core.gemm.layout import Operand, transposed
 from fp8core.gemm.reference import shapes_alone
 from fp8core.kernels import ops
@@ -43,6 +44,8 @@ def why_unfused(x: torch.Tensor, kernels: Kernels, *wanted: Cast | None) -> str 
     if kernels == "never":
         return "the recipe says kernels='never'"
     dtypes = [cast.format.dtype for cast in wanted if cast is not None]
+    if E2M1FN.dtype in dtypes:
+        return "no kernel casts to four bits"
     if torch.compiler.is_compiling():
         if x.is_cuda and INDUCTOR_GARBLES_CASTS:
             return ops.kernel_missing(x, *dtypes)
@@ -219,7 +222,7 @@ def _wrapped(x: torch.Tensor, cast: Cast | None, lines: Lines, turned: bool) -> 
     if cast is None:
         return x
     assert isinstance(lines, Operand)
-    codes, scale_inv = transposed(lines) if turned else lines
+    codes, scale_inv, _ = transposed(lines) if turned else lines
     make = Float8Tensor if torch.compiler.is_compiling() else Float8Tensor.of_cast
     return make(codes, scale_inv, x.dtype, cast.granularity)
 

@@ -119,6 +119,11 @@ class TPLayout(NamedTuple):
         Raises:
             ValueError: names the size at fault and the way out.
         """
+        if recipe.is_four_bit:
+            raise ValueError(
+                f"recipe {recipe}: four bits are not offered under tensor parallelism, whose ranks would share neither scales "
+                "nor random numbers; take recipe 'rowwise', or leave the layer out of the plan"
+            )
         if self.dim < 0:
             return
         name, size = (("out_features", out_features), ("in_features", in_features))[self.dim]

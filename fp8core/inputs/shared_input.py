@@ -121,7 +121,10 @@ def cast_known(x: torch.Tensor, amax: torch.Tensor | None, casts: Casts, *layers
             raise ValueError(f"input has shape {list(part.shape)}; expected [..., {K}] for {layer}")
     flat = part.detach().reshape(part.shape[:-1].numel() if part.shape[-1] == 0 else -1, part.shape[-1])
     gradients = torch.is_grad_enabled()
-    recipe, memory = layers[0].recipe, amaxes_of_pass(layers[0].amaxes, gradients)
+    recipe = layers[0].recipe
+    if recipe.is_four_bit:  # each layer casts anew
+        return CastInput(x, x, None, casts)
+    memory = amaxes_of_pass(layers[0].amaxes, gradients)
     kernels = recipe.kernels
     (amax,) = shared_amaxes(tp, recipe, memory, AmaxRequest(flat, "input", casts, amax))
     trains = reads_for_grad_weight(*layers)

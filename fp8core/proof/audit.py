@@ -47,6 +47,7 @@ class LayerAudit:
         gemms: GEMMs of one forward and backward pass, assuming that its input needs a gradient; where a step was run, those
             that ran.
         fp8_gemms: how many of them reach FP8 matrix units (0 if emulated), or did.
+        four_bit_gemms: how many take four bits, and are emulated.
         all_gather: how FSDP2 gathers its weight where it shards it: "fp8", or "high precision: " and why.
         casts: "kernels", or "plain PyTorch: " and the reason, of eager mode where the weight lies; "" if not converted.
     """
@@ -62,6 +63,7 @@ class LayerAudit:
     fp8_gemms: int
     casts: str
     all_gather: str = ""
+    four_bit_gemms: int = 0
 
     @property
     def owner(self) -> str:
@@ -82,7 +84,9 @@ class LayerAudit:
     def words(self) -> str:
         """The recipe, or why it has none; and how its weight is gathered where that was asked for."""
         asked = self.all_gather not in ("", NOT_ASKED, NOT_CONVERTED)
-        return (self.recipe or self.reason) + (f"; all-gather: {self.all_gather}" if asked else "")
+        text = (self.recipe or self.reason) + (f"; all-gather: {self.all_gather}" if asked else "")
+        four = self.four_bit_gemms
+        return text + (f"; {four} GEMMs of four bits, emulated" if four else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,4 +300,5 @@ def _audit_layer(fqn: str, linear: nn.Linear) -> LayerAudit:
         fp8_gemms=fp8_gemms,
         casts="" if recipe is None else casts_route(linear.weight, recipe),
         all_gather=weight_gather_precision(linear),
+        four_bit_gemms=0 if recipe is None else sum(gemm.is_four_bit for gemm in recipe.gemms.values()),
     )

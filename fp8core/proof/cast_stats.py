@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fp8core import four_bits
 from fp8core.arguments import PLAIN_TENSORS
-from fp8core.formats import E8M0FNU, as_element_format
+from fp8core.formats import E2M1FN, E8M0FNU, as_element_format
 from fp8core.gemm.layout import Operand, transposed
 from fp8core.history import ROLES
-from fp8core.scaling import BLOCK, MX_BLOCK
+from fp8core.scaling import BLOCK, MX_BLOCK, broadcast_block_scales
 from fp8core.tensor import Float8Tensor
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def _sums(samples: list[Sample]) -> torch.Tensor:
     values = torch.stack([one.values for one in samples]).double()
     codes = _values_of(dtype, values.device).take(torch.stack([one.codes for one in samples]).long())
     decoding = torch.stack([one.decoding for one in samples]).double()
-    limit = as_element_format(dtype).overflow_threshold
+    limit = (E2M1FN if dtype == torch.uint8 else as_element_format(dtype)).overflow_threshold
     error = torch.addcmul(values, codes, decoding, value=-1)
     magnitude, not_zero = values.abs(), _count(values != 0)
     counts = (
@@ -227,7 +228,9 @@ def _count(mask: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def _values_of(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """float64 [256], of each code: a look-up takes a tenth of the time of a conversion on a CPU."""
+    """float64 [256], of each code: a look-up takes a tenth of the time of a conversion on a CPU. Of uint8, e2m1."""
+    if dtype == torch.uint8:
+        return four_bits.decode(torch.arange(256, dtype=torch.uint8) & 15).double().to(device)
     return torch.arange(256, dtype=torch.uint8).view(dtype).double().to(device)
 
 
@@ -271,7 +274,8 @@ class CallStats:
             return
         try:
             with torch.no_grad(), _disable_current_modes():
-                row = self._row(role, x, operand, status, turned, group)
+                signs = None if cast is None else cast.hadamard
+                row = self._row(role, x, operand, status, turned, group, signs)
             self._pending[slot, status] = cast, *row
         except Exception as error:  # noqa: BLE001  # an allocation that fails must not end the training
             self.step.failure = f"{self.name} {role}: {type(error).__name__}: {error}"
@@ -298,7 +302,10 @@ class CallStats:
         status: str,
         turned: bool,
         group: torch.Tensor | None,
+        signs: tuple[int, ...] | None,
     ) -> tuple[StatsRow | None, int, int]:
+        if isinstance(operand, Operand) and operand.qdata.dtype == torch.uint8:
+            operand = _spread(operand)
         tensor = operand.qdata if isinstance(operand, Operand) else operand
         size, row = tensor.numel(), list[torch.Tensor]()
         if not size or _capturing(tensor):
@@ -323,7 +330,8 @@ class CallStats:
         if scale_inv.numel() > 1:
             decoding = _scales_at(lies.scale_inv, lies.qdata.shape, places, group)
         sampled = at.numel()
-        sample = Sample(x.detach().take(at), codes, decoding, operand.qdata.dtype, size / sampled)
+        cast_was = x.detach() if signs is None else four_bits.hadamard(x.detach(), int(not turned), signs)
+        sample = Sample(cast_was.take(at), codes, decoding, operand.qdata.dtype, size / sampled)
         self.step.wait(row, (*self._extremes_of(role, x), *of_scale), sample)
         return row, size, sampled
 
@@ -332,6 +340,15 @@ class CallStats:
         if role not in self._extremes:
             self._extremes[role] = _extremes(x.detach())
         return self._extremes[role]
+
+
+def _spread(operand: Operand) -> Operand:
+    """Lines of e2m1 as a code a byte and the whole decoding scale, float32, of each."""
+    codes = four_bits.unpack(operand.qdata)
+    block = codes.shape[1] // operand.scale_inv.shape[1]
+    scale_inv = broadcast_block_scales(operand.scale_inv, codes.shape, block)
+    of_tensor = operand.tensor_scale_inv
+    return Operand(codes, (scale_inv if of_tensor is None else scale_inv * of_tensor).contiguous())
 
 
 def _extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

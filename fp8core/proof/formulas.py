@@ -73,6 +73,7 @@ _LEFT: dict[Any, int] = {
     aten._scaled_mm_v2: 0,
     aten._weight_int8pack_mm: 0,
     ours.matmul: 0,
+    ours.four_bit_mm: 0,
 }
 _GROUPED: dict[Any, int] = {  # operator -> place of the offsets
     aten._grouped_mm: 2,
@@ -131,7 +132,8 @@ def products(
         return None if "attention" in str(func) or "triton" in str(func) else ()
     packet = func.overloadpacket
     if packet in _LEFT:
-        made, K = _first(out), args[_LEFT[packet]].shape[-1]
+        made = _first(out)
+        K = args[4] if packet is ours.four_bit_mm else args[_LEFT[packet]].shape[-1]
         sizes = (made.shape[0], K, made.shape[1]) if made.dim() == 2 else None
         return (Product(PRODUCT, 2.0 * made.numel() * K, sizes=sizes),)
     if packet in _GROUPED:
@@ -182,6 +184,7 @@ def register_with_torch(more: Mapping[Any, Callable[..., int]] | None = None) ->
         ours.scaled_grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
         ours.grouped_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[-1],
         ours.matmul: lambda a, b_t, *_, **__: 2 * a[0] * a[1] * b_t[0],
+        ours.four_bit_mm: lambda a, b_t, _a, _b, K, *_, **__: 2 * a[0] * K * b_t[0],
         aten._scaled_mm: lambda a, b, *_, **__: 2 * a[0] * a[1] * b[1],
     }
     for op, count in (own | dict(more or {})).items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.advise.decide import LayerAdvice, RecipeAdvice
-    from harness.advise.four_bits import PublicComparison
+    from harness.advise.four_bits import FourBitEvidence
     from harness.advise.memory import Memory
     from harness.advise.model import Model
     from harness.advise.rates import Rates
@@ -96,7 +96,7 @@ class Advice:
         memory: what the step takes; None where it was not asked.
         made_up: batches that nobody named, and what stands for them; "" where none are.
         warnings: what a reader must know before believing it.
-        four_bits: what is published of four bits on this GPU; None where it was not asked.
+        four_bits: what is known of four bits; None where it was not asked.
     """
 
     model: Model
@@ -115,7 +115,7 @@ class Advice:
     memory: Memory | None = None
     made_up: str = ""
     warnings: tuple[str, ...] = ()
-    four_bits: tuple[PublicComparison, ...] | None = None
+    four_bits: FourBitEvidence | None = None
 
     @property
     def decision(self) -> str:

@@ -241,7 +241,7 @@ def answer(question: Question) -> Advice:
         more.step if head and not chosen.lossy and _pays(head, more, chosen) else None,
         made_up=made_up,
         warnings=(said,) if said else (),
-        four_bits=four_bits.published(device.key) if q.formats == "all" else None,
+        four_bits=four_bits.known(device.key, active, q.train_tokens) if q.formats == "all" else None,
     )
     asked = replace(
         plan,

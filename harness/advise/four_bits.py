@@ -1,4 +1,4 @@
-"""What is published of training in four bits on a GPU: time against FP8 to a loss, with what the loss itself did. No prediction.
+"""What is known of training in four bits: public runs on a GPU, and verdicts on the loss of fp8core's recipes. No prediction.
 
 `four_bits.csv` beside this file is made from the ledger of public runs by `python reports/studies/ledger.py`.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.advise.losses import FACTOR
+from fp8core.recipe import RECIPES
+from harness.advise.losses import FACTOR, Loss, of
 from harness.store.tables import rows_beside
 
 FILE = Path(__file__).with_suffix(".csv")
@@ -51,11 +52,25 @@ class PublicComparison:
         )
 
 
-def published(gpu: str) -> tuple[PublicComparison, ...]:
-    """Comparisons on a GPU of the peak table, by its key."""
-    rows = rows_beside(__file__, FILE.name)
-    return tuple(
+@dataclass(frozen=True, slots=True)
+class FourBitEvidence:
+    """All that is known.
+
+    Attributes:
+        public: runs on the GPU that was asked about.
+        losses: of each recipe of four bits the comparison that says most of it.
+    """
+
+    public: tuple[PublicComparison, ...]
+    losses: tuple[Loss, ...]
+
+
+def known(gpu: str, parameters: int, tokens: int | None) -> FourBitEvidence:
+    """What is known for a GPU of the peak table, by its key, and a size as of `harness.advise.losses.of`."""
+    public = tuple(
         PublicComparison(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
-        for row in rows
+        for row in rows_beside(__file__, FILE.name)
         if row["gpus"].split()[-1].lower() == gpu.lower()
     )
+    found = (of(name, parameters, tokens) for name, recipe in RECIPES.own.items() if recipe.is_four_bit)
+    return FourBitEvidence(public, tuple(loss for loss in found if loss is not None))

@@ -52,7 +52,11 @@ _NEEDS = {
 def candidates(compiled: bool) -> dict[str, RecipeCost]:
     """Every recipe of fp8core as it runs in that mode; of one from outside no rate is known that it could be predicted by."""
     # A scale that is measured once is no general advice
-    return {n: described(recipe, compiled) for n, recipe in RECIPES.own.items() if recipe.scaling != "static"}
+    return {
+        name: described(recipe, compiled)
+        for name, recipe in RECIPES.own.items()
+        if recipe.scaling != "static" and not recipe.is_four_bit  # which are emulated
+    }
 
 
 def unavailable(name: str, capability: str, compiled: bool) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from harness.advise.advice import Advice
+    from harness.advise.losses import Loss
     from harness.advise.step import Ratio
 
 _NAME = 16  # characters of a layer
@@ -86,12 +87,7 @@ def _parts(a: Advice) -> Iterator[tuple[str, str]]:
     yield "asked: ", asked
     yield "not measured: ", "; ".join(a.not_measured) or "nothing that the gain rests on"
     if has_fp8 and not chosen.unavailable:
-        judged = f"{recipe} was judged at no size: sweep=divergence"
-        if loss is not None:
-            gap = f" ({loss.gap})" * (loss.word == losses.FAIL)
-            size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
-            judged = f"{recipe} {loss.word}{gap} at {size}{'' if loss.counts else '; not near'}"
-        yield "loss: ", judged
+        yield "loss: ", f"{recipe} was judged at no size: sweep=divergence" if loss is None else _judged(loss)
     yield "batches: " if model.whole else "note: ", a.made_up
     if is_open:
         rates = f"measure the {a.device.key} by `python -m harness sweep=ceilings` and name it by runs=RUN, or the step by"
@@ -134,10 +130,18 @@ def _parts(a: Advice) -> Iterator[tuple[str, str]]:
         yield "way out: ", f"{ways}; ask again with it for the code" if memory.ways else _NO_WAY
     if a.four_bits is not None:
         active = model.active or model.parameters
-        public = [line for each in a.four_bits for line in each.lines(active)]
+        found = [line for each in a.four_bits.public for line in each.lines(active)]
+        found = found or [f"no public pair on {a.device.key}"]
         yield "four bits: ", "no time is predicted: fp8core emulates nvfp4 and mxfp4"
-        yield from ((_INDENT, line) for line in public or [f"no public pair on {a.device.key}"])
+        yield from ((_INDENT, line) for line in (*map(_judged, a.four_bits.losses), *found))
     yield from (("warning: ", warning) for warning in a.warnings)
+
+
+def _judged(loss: Loss) -> str:
+    """A recipe's verdict with the size that it holds for."""
+    gap = f" ({loss.gap})" * (loss.word == losses.FAIL)
+    size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
+    return f"{loss.recipe} {loss.word}{gap} at {size}{'' if loss.counts else '; not near'}"
 
 
 def _answer(a: Advice, is_known: bool) -> str:
@@ -369,7 +373,7 @@ def _data(found: Advice) -> dict[str, Any]:
             "exchanges": [asdict(each) for each in found.model.exchanges],
         },
         "not_measured": "; ".join(found.not_measured),
-        "four_bits": found.four_bits and [asdict(each) for each in found.four_bits],
+        "four_bits": found.four_bits and asdict(found.four_bits),
         "memory": memory and picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
         "step_speedup": _ratio(chosen.step),
         "step_speedup_with_head": found.with_head and _ratio(found.with_head),

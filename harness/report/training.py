@@ -29,6 +29,7 @@ from harness.store.case import (
     EPS,
     GOLDEN,
     GRAD_FORMAT,
+    KNOBS,
     ONLY_GEMM,
     ONLY_OPERAND,
     OTHER,
@@ -154,7 +155,12 @@ def what(arm: Arm, schedule: str = "") -> str:
     >>> what(Arm("tensorwise", variant="only_grad_output")), what(Arm("rowwise", variant="warmup"))
     ('only operand grad_output, emulated', 'all, after a warm-up without FP8')
     """
-    parts = {"only operand": ONLY_OPERAND, "only GEMM": ONLY_GEMM, "all, gradients in": GRAD_FORMAT}
+    parts = {
+        "only operand": ONLY_OPERAND,
+        "only GEMM": ONLY_GEMM,
+        "all, gradients in": GRAD_FORMAT,
+        "all but": KNOBS,
+    }
     found = [f"{words} {own[arm.variant]}, emulated" for words, own in parts.items() if arm.variant in own]
     by = f"by the schedule {schedule}" if schedule and arm.recipe != CONTROL else ""
     whole = "nothing" if arm.recipe == CONTROL else "all"

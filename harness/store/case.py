@@ -35,11 +35,16 @@ WITHOUT_FP8 = ("bf16", "base", "no_fp8")  # `recipe` of arms whose layers stay i
 GOLDEN, EPS, OTHER = "golden", "eps", "other"  # variants of training runs, see harness.suites.divergence
 WARMUP, COOLDOWN = "warmup", "cooldown"
 # Variants of training runs that round only one part of a recipe, in emulation: an operand, a GEMM; or that change the
-# format of the gradients. They show what each part costs in loss; nobody trains them.
+# format of the gradients, or one knob of four bits. They show what each part costs in loss; nobody trains them.
 ONLY_OPERAND = {f"only_{name}": name for name in ("input", "weight", "grad_output")}
 ONLY_GEMM = {f"only_{name}": name for name in ("output", "grad_input", "grad_weight")}
 GRAD_FORMAT = {f"{name}_gradients": name for name in ("e4m3", "e5m2")}
-ABLATIONS = (*ONLY_OPERAND, *ONLY_GEMM, *GRAD_FORMAT)
+KNOBS = {
+    "nearest": "stochastic rounding",
+    "no_hadamard": "the Hadamard transform",
+    "1x16_weight": "squares of the weight",
+}
+ABLATIONS = (*ONLY_OPERAND, *ONLY_GEMM, *GRAD_FORMAT, *KNOBS)
 _SWITCHING = {WARMUP: "base_to_{}", COOLDOWN: "{}_to_base"}
 
 

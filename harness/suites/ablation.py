@@ -3,6 +3,8 @@
     only_input, only_weight, only_grad_output    one operand is rounded, wherever the recipe casts it
     only_output, only_grad_input, only_grad_weight   one GEMM takes the recipe's casts
     e4m3_gradients, e5m2_gradients               grad_output in the format that the recipe does not take
+    nearest, no_hadamard, 1x16_weight            four bits without stochastic rounding, without the Hadamard transform, with
+                                                 scales of 16 neighbours where the weight has those of squares
 
 All are emulated, since no kernel multiplies FP8 by high precision; what they are held against is the recipe's own
 emulation (`RECIPE_golden`).
@@ -20,7 +22,7 @@ from fp8core import Float8Linear, quantize
 from fp8core.formats import native_pair
 from fp8core.inputs.shared_input import after_autocast
 from fp8core.replace import take_over
-from harness.store.case import GRAD_FORMAT, ONLY_GEMM, ONLY_OPERAND
+from harness.store.case import GRAD_FORMAT, KNOBS, ONLY_GEMM, ONLY_OPERAND
 from harness.training.setup import replace_layers
 
 if TYPE_CHECKING:
@@ -114,6 +116,10 @@ def applies(recipe: Recipe, part: str) -> bool:
         return False
     if part in ONLY_GEMM:
         return recipe.gemms[ONLY_GEMM[part]].is_fp8
+    if part in KNOBS:
+        return _with_knob(recipe, part).gemms != recipe.gemms
+    if recipe.is_four_bit:  # there are no other four bits for gradients; `quantize` rounds to FP8 alone
+        return False
     if part in GRAD_FORMAT:
         own = {g.a.format.short for g in (recipe.grad_input, recipe.grad_weight) if g.a is not None}
         return own != {FORMATS[GRAD_FORMAT[part]].short}
@@ -126,6 +132,8 @@ def recipe_of(recipe: Recipe, part: str) -> Recipe:
         recipe = recipe.in_high_precision(*(gemm for gemm in recipe.gemms if gemm != ONLY_GEMM[part]))
     if part in GRAD_FORMAT:
         recipe = _with_gradients(recipe, GRAD_FORMAT[part])
+    if part in KNOBS:
+        recipe = _with_knob(recipe, part)
     return recipe.emulated()
 
 
@@ -147,3 +155,19 @@ def _with_gradients(recipe: Recipe, name: str) -> Recipe:
         grad_input=recast(recipe.grad_input),
         grad_weight=recast(recipe.grad_weight),
     )
+
+
+def _with_knob(recipe: Recipe, knob: str) -> Recipe:
+    """The recipe with one knob of its casts to four bits turned off; equal to it where none has that knob."""
+
+    def recast(cast: Cast | None) -> Cast | None:
+        if cast is None or not cast.is_four_bit:
+            return cast
+        if knob == "nearest":
+            return replace(cast, rounding="nearest")
+        if knob == "no_hadamard":
+            return replace(cast, hadamard=None)
+        return replace(cast, granularity="1x16") if cast.granularity == "16x16" else cast
+
+    gemms = {name: replace(gemm, a=recast(gemm.a), b=recast(gemm.b)) for name, gemm in recipe.gemms.items()}
+    return replace(recipe, name=f"{recipe.name}-{knob}", **gemms)

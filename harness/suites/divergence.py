@@ -12,6 +12,7 @@ of their own. What is compared with what, and by which rule, is the verdict's af
     RECIPE_only_input    the same, of which only this operand is cast (also only_weight, only_grad_output)
     RECIPE_only_output   the same, of which only this GEMM is (also only_grad_input, only_grad_weight)
     RECIPE_e5m2_gradients, RECIPE_e4m3_gradients   the same with gradients in the format that the recipe does not take
+    RECIPE_nearest, RECIPE_no_hadamard, RECIPE_1x16_weight   four bits without one of their knobs
     base_to_RECIPE       without FP8 for the first fifth of the steps
     RECIPE_to_base       without FP8 for the last fifth
     negative_control     a broken recipe that must fail: gradients in e4m3 without a scale, where most become zero
@@ -120,12 +121,13 @@ def _arms() -> dict[str, ArmInfo]:
         arms |= {
             Arm(name): ArmInfo(f"recipe {name}", BASE, name),
             Arm(name, variant=EPS): ArmInfo(f"recipe {name}, weights perturbed by 1e-4", name, name),
-            Arm(name, variant=GOLDEN): ArmInfo(f"recipe {name}, emulated", BASE, name),
             Arm(name, variant=WARMUP): ArmInfo(f"control for a fifth of the steps, then {name}", BASE, name),
             Arm(name, variant=COOLDOWN): ArmInfo(
                 f"{name}, then control for a fifth of the steps", BASE, name
             ),
         }
+        if recipe != recipe.emulated():
+            arms[Arm(name, variant=GOLDEN)] = ArmInfo(f"recipe {name}, emulated", BASE, name)
         arms |= {
             Arm(name, variant=part): ArmInfo(f"recipe {name}, emulated: {part.replace('_', ' ')}", BASE, name)
             for part in ABLATIONS

@@ -294,11 +294,13 @@ def _check(
     judgement = OracleCheck()
     for name, gemm, (a, b), part, exact, bound in _parts(results, recipe, (x, weight, grad), case.seed):
         prefix = "" if name == "output" else f"{name}_"
-        uncast = gemm is None or not gemm.is_fp8
+        uncast = gemm is None or not gemm.is_fp8 or gemm.is_four_bit
         for metric, figure in metrics.figures(part, exact if uncast else oracle.product(a, b)).items():
             if not prefix or metric != "rel_err_max":
                 judgement.values[prefix + metric] = figure
-        if gemm is None or uncast:
+        if gemm is not None and gemm.is_four_bit:
+            judgement.four_bits(f"{prefix}sqnr_db")
+        elif gemm is None or uncast:
             judgement.rounded(name, part, exact, bound)
             judgement.bounds[f"{prefix}sqnr_db"] = bound[0]
         else:
@@ -325,8 +327,9 @@ def _parts(
         rows = oracle.sample_rows(a.shape[0], seed, most[0], device)
         columns = oracle.sample_rows(b.shape[1], seed + 1, most[1], device)
         part, gemm = result[rows][:, columns], recipe.gemms[name] if recipe else None
-        if gemm is None or gemm.a is None or gemm.b is None:
-            exact, bound = oracle.product(a[rows], b[:, columns]), oracle.BF16_MATMUL
+        if gemm is None or gemm.a is None or gemm.b is None or gemm.is_four_bit:
+            bound = oracle.FOUR_BITS if gemm is not None and gemm.is_four_bit else oracle.BF16_MATMUL
+            exact = oracle.product(a[rows], b[:, columns])
         else:
             of_a = oracle.values(*oracle.reference_operand(a, gemm.a, 1, rows))
             of_b = oracle.values(*oracle.reference_operand(b, gemm.b, 0, columns))

@@ -31,6 +31,8 @@ AMAX_FLOOR = 1e-12  # the documented floor of fp8core.scaling
 # section 4. Measured cells lie within 0.1 of these for tensorwise and rowwise, fp32 and power-of-two scales.
 GAUSSIAN_SQNR_DB = {("e4m3", "e4m3"): 28.50, ("e4m3", "e5m2"): 24.57, ("e5m2", "e5m2"): 22.53}
 GAUSSIAN_MARGIN_DB = 0.2
+# With operands of e2m1 in blocks of 16 or 32 it lies between 14.9 (one rounded stochastically) and 16.8 dB (2026-11-29); FP8's least is 22.5
+FOUR_BITS_DB = (13.0, 19.0)
 
 Bound = tuple[float, str]  # the least SQNR of a right result in dB, and where that comes from
 # Rounding to bf16 moves an element by at most 2^-8 of itself, so that any row or column of a right result has at
@@ -39,6 +41,10 @@ ROUNDED: Bound = (47.0, "against the exact product of the codes; rounding to bf1
 # cuBLAS may add the parts of a split sum in bf16 (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction),
 # which rounds twice; on a GPU of an FP8 GEMM, too.
 BF16_MATMUL: Bound = (41.0, "against the exact product; rounding to bf16 twice leaves 42.1")
+FOUR_BITS: Bound = (
+    8.0,
+    "against the operands in high precision; e2m1 leaves 15, the worst line of 128 more than 11",
+)
 
 
 def fast_accum_bound(K: int, positive: bool = False) -> Bound:
@@ -345,6 +351,15 @@ class OracleCheck:
             self.reasons.append(
                 f"{metric} is {self.values[metric]:.2f} dB, {expected:.2f} +- {margin:.2f} dB expected "
                 f"({first} x {second}, docs/numerics-gemm.md, section 4)"
+            )
+
+    def four_bits(self, metric: str) -> None:
+        """Judges the noise of a GEMM of Gaussian operands alone: no reference here casts to e2m1, or knows its random numbers."""
+        least, most = FOUR_BITS_DB
+        self.bounds[metric] = least
+        if not least <= self.values[metric] <= most:
+            self.reasons.append(
+                f"{metric} is {self.values[metric]:.2f} dB, {least:g} to {most:g} expected of four bits"
             )
 
     def verdict(self, resolved: dict[str, object]) -> Numerics:

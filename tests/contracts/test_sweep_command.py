@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import time
 from pathlib import Path
 
+import forked
 import psutil
 import pytest
 from command_line import CAST, HERE, QUICKLY, TRAIN, Ended, files, rows, run, start, with_model
@@ -243,15 +243,15 @@ def test_resume_runs_only_what_a_run_lacks(tmp_path: Path) -> None:
 def test_a_killed_run_loses_at_most_the_case_under_way_and_resume_ends_it(tmp_path: Path) -> None:
     folder = with_model(tmp_path) / "results" / "train" / "killed"
     (tmp_path / "hang").touch()
-    with start(tmp_path, [*TRAIN, "run_id=killed"]) as process:
-        deadline = time.monotonic() + 300
-        while not (tmp_path / "hanging").exists():  # the second case
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+    process = forked.start(["-m", "harness", *TRAIN, "run_id=killed"], tmp_path)
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "hanging").exists():  # the second case
+        assert process.is_alive(), process.exitcode
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.join()
     assert children
     assert not psutil.wait_procs(children, timeout=60)[1]
     before = rows(folder)

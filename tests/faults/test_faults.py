@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from fault_checks import CHECKS
@@ -53,10 +52,5 @@ def test_the_catalogue_is_large_and_uses_every_check() -> None:
 def test_faults_are_read_by_scripts_too() -> None:
     """`python tests/faults/test_faults_in_training.py` has no path of pytest's."""
     folder = Path(__file__).parent
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import layer_faults; print(len(layer_faults.ALL_FAULTS))"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
+    ran = forked.run(["-c", "import layer_faults; print(len(layer_faults.ALL_FAULTS))"], folder, {})
     assert ran.stdout == f"{len(FAULTS)}\n", ran.stderr

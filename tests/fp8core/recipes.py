@@ -31,4 +31,6 @@ def on_cpu(name: str) -> Recipe:
     return recipe if multiplies(recipe.backend, name) else recipe.emulated()
 
 
-ON_CPU = tuple(name for name in RECIPES if on_cpu(name) is RECIPES[name])  # with an FP8 kernel there
+SIXTEENS = tuple(name for name in RECIPES if name != "mxfp4")  # that take all sizes that FP8 does
+FP8 = tuple(name for name in RECIPES if not RECIPES[name].is_four_bit)
+ON_CPU = tuple(name for name in FP8 if on_cpu(name) is RECIPES[name])  # with an FP8 kernel there

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from recipes import on_cpu
+from recipes import FP8, on_cpu
 from torch import nn
 
-from fp8core import RECIPES, Float8Linear
+from fp8core import Float8Linear
 
 pytestmark = [  # both are torch's own, raised while it compiles anything at all
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
-NAMES = tuple(RECIPES)
+NAMES = FP8
 ROUTES = pytest.mark.parametrize(  # tracing takes seconds
     ("name", "kernels", "compiled"),
     [

@@ -41,6 +41,7 @@ def test_conv1d_is_float8linear_of_the_turned_weight(name: str) -> None:
     original = Conv1D(256, 128)
     nn.init.normal_(original.bias)
     linear = Float8Linear.from_float(turned(original), on_cpu(name))
+    linear.fqn = "0"  # where stochastic rounding finds its random numbers
     weight = original.weight
     layer = convert_to_float8_training(nn.Sequential(original), config=on_cpu(name))[0]
     assert isinstance(layer, Float8Conv1D)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from recipes import ON_CPU, multiplies, on_cpu
+from recipes import FP8, ON_CPU, multiplies, on_cpu
 from torch import nn
 
 from fp8core import (
@@ -68,7 +68,7 @@ def problem(
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [(name, backend) for name in RECIPES for backend in BACKENDS if multiplies(backend, name)],
+    [(name, backend) for name in FP8 for backend in BACKENDS if multiplies(backend, name)],
 )
 @pytest.mark.parametrize(
     "shape", [(256, 256, 256), (256, 4096, 256), (256, 256, 4096), (4096, 256, 256)], ids=str
@@ -93,7 +93,7 @@ def test_sqnr_of_all_three_gemms(
                 assert measured == pytest.approx(expected[contracted[gemm] > 256], abs=0.2), gemm
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", FP8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lead", [(), (1,), (16,), (2, 8), (2, 2, 4), (0,), (3, 0)], ids=str)
 def test_any_leading_dimensions(lead: tuple[int, ...], dtype: torch.dtype, name: str) -> None:
@@ -124,7 +124,7 @@ def test_padding_makes_every_shape_run(M: int, K: int, N: int, name: str) -> Non
 def test_input_is_kept_in_fp8_for_an_fp8_grad_weight() -> None:
     """Oracle: bytes kept for the backward pass, seen through the saved-tensor hooks."""
     kept: dict[str, int] = {}
-    for name in RECIPES:
+    for name in FP8:
         layer, x = Float8Linear(64, 32, config=on_cpu(name)), torch.randn(16, 64, requires_grad=True)
         sizes: list[tuple[int, ...]] = []
 
@@ -135,10 +135,10 @@ def test_input_is_kept_in_fp8_for_an_fp8_grad_weight() -> None:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             layer(x)
         kept[name] = dict(sizes)[16 * 64]
-    assert kept == {name: 4 if name == "rowwise_with_gw_hp" else 1 for name in RECIPES}
+    assert kept == {name: 4 if name == "rowwise_with_gw_hp" else 1 for name in FP8}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", FP8)
 def test_autocast_decides_the_dtype(name: str) -> None:
     """Oracle: the layer on a bfloat16 input by hand, and nn.Linear for the dtypes."""
     layer = Float8Linear(32, 48, config=on_cpu(name))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from recipes import on_cpu
+from recipes import SIXTEENS, on_cpu
 from torch import nn
 
-from fp8core import RECIPES, Float8Linear, convert_to_float8_training, microbatches
+from fp8core import Float8Linear, convert_to_float8_training, microbatches
 
 
 def model_of(name: str) -> nn.Module:
@@ -24,7 +24,7 @@ def batches(n: int = 4) -> list[torch.Tensor]:
     return list(torch.randn(n, 16, 32, generator=torch.Generator().manual_seed(1)))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SIXTEENS)
 def test_weights_are_cast_once(name: str) -> None:
     """Oracle: casts, counted. That their results are those without the scope: test_situations.py."""
     model = model_of(name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from recipes import FP8
 from torch import nn
 
 import fp8core
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-STATELESS = [name for name, recipe in RECIPES.own.items() if recipe.scaling == "dynamic"]
+STATELESS = [name for name in FP8 if RECIPES[name].scaling == "dynamic"]
 SHAPES: list[tuple[int, ...]] = [(32, 48), (2, 16, 48), (3, 1, 16, 48), (0, 48)]
 DTYPES = [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipes import on_cpu
+from recipes import SIXTEENS, on_cpu
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -73,7 +73,7 @@ def train(
     ("before", "text", "autocast"),
     [("", "warmup_bf16:4", False), ("", "warmup_bf16:4", True), ("the recipe", "cooldown_bf16:2", False)],
 )
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SIXTEENS)
 def test_until_the_switch_it_is_the_model_without_a_schedule(
     name: str, before: str, text: str, autocast: bool
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from recipes import on_cpu
+from recipes import SIXTEENS, on_cpu
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -98,7 +98,7 @@ def made_on_meta(fill: float) -> Make:
     def make(recipe: Recipe) -> nn.Module:
         with torch.device("meta"):
             model = convert_to_float8_training(plain(), config=recipe)
-        model._apply(lambda t: torch.full_like(t, fill, device="cpu"))
+        model._apply(lambda t: torch.full_like(t, fill if t.is_floating_point() else 1 << 20, device="cpu"))
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), plain().parameters(), strict=True):
                 parameter.copy_(value)
@@ -192,9 +192,11 @@ SITUATIONS = {
 
 @pytest.mark.filterwarnings("ignore:load_state_dict dropped")
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SIXTEENS)
 def test_a_situation_changes_nothing(name: str, situation: str) -> None:
     recipe = on_cpu(name)
+    if recipe.is_four_bit and situation == "validation, kernels":
+        return  # which there are none for; `test_four_bit_layers.py`
     expected, found = trained(recipe, Situation()), trained(recipe, SITUATIONS[situation])
     assert len(found) == len(expected)
     assert all(map(torch.equal, found, expected))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 import textwrap
 
+import forked
 import pytest
 
 USER = """
@@ -40,7 +40,7 @@ INSTALL = """
 def run(*parts: str) -> None:
     """Each in turn in one fresh interpreter."""
     code = "\n".join(textwrap.dedent(part) for part in parts)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = forked.run(["-c", code])
     assert done.returncode == 0, done.stderr
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from mixtures import Mixture
-from recipes import on_cpu
+from recipes import FP8, on_cpu
 from torch import nn
 
 import fp8core
@@ -164,7 +164,7 @@ def nothing_is_left_on() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("recipe", "dtype"),
     [
-        *((name, torch.float32) for name in RECIPES if name not in ("delayed", "static")),
+        *((name, torch.float32) for name in FP8 if name not in ("delayed", "static")),
         ("rowwise", torch.bfloat16),
     ],
     ids=lambda value: str(value).removeprefix("torch."),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FP8_DTYPES = ("e4m3", "e5m2")
 EMULATED = "emulated"
+FOUR_BITS = "e2m1"
 WEIGHT = "weight"  # role of a product with a parameter
 _PARAMETRIZED = re.compile(r"\bparametrizations\.(\w+)\.original\d*$")
 
@@ -37,7 +38,8 @@ class Matmul:
         role: "weight" (a parameter takes part), "attention scores", "attention values", "convolution" or "product".
         operator: "aten.mm", "fp8core.scaled_grouped_mm", ...
         dtype: "e4m3" or "e5m2" (if either operand is) for FP8 operands; "emulated" for operands in high precision that
-            were FP8 codes just before; else the operands' dtype, "bfloat16".
+            were FP8 codes just before; "e2m1" for operands of four bits, whose product is emulated; else the operands' dtype,
+            "bfloat16".
         phase: "forward"; "backward"; "recompute", a forward pass again for the backward one; "outside" of the model
             and without a parameter, such as an optimizer's.
         calls: of the operator.
@@ -123,7 +125,8 @@ class MatmulCount:
         sums: defaultdict[str, float] = defaultdict(float)
         for row in self.of_model:
             if not row.is_fp8:
-                sums[f"{row.name} (emulated)" if row.dtype == EMULATED else row.name] += row.flops
+                how = {EMULATED: " (emulated)", FOUR_BITS: " (e2m1, emulated)"}.get(row.dtype, "")
+                sums[row.name + how] += row.flops
         ranked = sorted(sums.items(), key=lambda item: -item[1])
         return {name: amount / self.flops for name, amount in ranked if amount}
 

@@ -22,7 +22,15 @@ from torch._ops import OpOverload
 
 from fp8core.arguments import check_known, check_type
 from fp8core.gemm import backend_named
-from fp8core.proof.flops.count import EMULATED, WEIGHT, Matmul, MatmulCount, Uncounted, name_in_layer
+from fp8core.proof.flops.count import (
+    EMULATED,
+    FOUR_BITS,
+    WEIGHT,
+    Matmul,
+    MatmulCount,
+    Uncounted,
+    name_in_layer,
+)
 from fp8core.proof.flops.provenance import Origin, Provenance
 from fp8core.proof.formulas import CAUSAL_SHARE, PRODUCT, SCORES, VALUES, Causal, Product, grouped_rows
 from fp8core.proof.recorder import IN_FORWARD, OperatorRow, Recorder, tensors_in
@@ -190,6 +198,8 @@ class MatmulCounter:
         dtype = _dtype(operands, origins)
         if func is torch.ops.fp8core.scaled_grouped_mm.default and not backend_named(args[-1]).is_fp8:
             dtype = EMULATED
+        if func is torch.ops.fp8core.four_bit_mm.default:
+            dtype = FOUR_BITS
         multiplied = grouped_rows(func, args, kwargs)
         rows = next((origin.rows for origin in origins if origin.rows), None) if multiplied else None
         true_share = min(1.0, rows / multiplied) if rows and multiplied else 1.0

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 NODES = ("_ScaledLinearBackward", "_GroupedMatmulBackward")
 # Written by native_batch_norm and cuDNN's, whose schemas don't say so; nor do those of c10d, which write their first argument
 RUNNING = ("running_mean", "running_var")
-OPERATORS = ("aten::_scaled_mm", "fp8core::matmul", "fp8core::scaled_grouped_mm")
+FOUR_BITS = "fp8core::four_bit_mm"
+OPERATORS = ("aten::_scaled_mm", "fp8core::matmul", "fp8core::scaled_grouped_mm", FOUR_BITS)
 
 
 class Call:
@@ -125,16 +126,25 @@ class Call:
         if not self.in_backward:
             self._losses("output", 0)
             self._losses("output", 1)
-        if self.needs[1]:
+        if self.needs[1] and self._is_judged("grad_weight"):
             for expert, rows in self.groups:
                 sketch = Sketch.of_input(self.operand("grad_weight", 1, expert, rows))
                 self.sketches["grad_weight", 1, expert] = sketch
 
+    def _is_judged(self, name: str) -> bool:
+        """Whether there is an independent cast and product of a GEMM; there is none of four bits."""
+        return not self.recipe.gemms[name].is_four_bit
+
     def expect(self, *names: str) -> None:
         """These GEMMs follow; what they must receive is made now, on all ranks alike."""
-        self.expected = [name for name in names if self.backend.is_fp8 and self.recipe.gemms[name].is_fp8]
+        self.expected = [
+            name
+            for name in names
+            if self.recipe.gemms[name].is_fp8 and (self.backend.is_fp8 or not self._is_judged(name))
+        ]
         for name, place, group in itertools.product(names, (0, 1), self.groups):
-            self.operand(name, place, *group)
+            if self._is_judged(name):
+                self.operand(name, place, *group)
 
     def operand(self, name: str, place: int, expert: int, rows: slice) -> TiledOperand:
         """What a GEMM must receive: a or b, [lines, along]."""
@@ -168,8 +178,12 @@ class Call:
             return
         name = self.expected.pop(0)
         for (role, _), (codes, scale) in zip(READS[name], operands, strict=True):
-            dtype = str(codes.dtype).removeprefix("torch.")
+            dtype = (
+                "float4_e2m1fn_x2" if codes.dtype == torch.uint8 else str(codes.dtype).removeprefix("torch.")
+            )
             self.proof.gemms[name].receive(role, dtype, granularity_seen(codes, scale), *how)
+        if not self._is_judged(name):
+            return
         for (expert, rows), (place, (codes, scale)) in itertools.product(self.groups, enumerate(operands)):
             wanted = self.operand(name, place, expert, rows).digest
             if wanted is None:
@@ -196,6 +210,9 @@ class Call:
 
     def compare(self, name: str, result: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """A result against the product of its operands."""
+        if not self._is_judged(name):
+            self.proof.unchecked(f"{name}: no independent cast to four bits is there to compare with")
+            return
         gemm, result = self.recipe.gemms[name], plain(result)
         # In the order in which they round it, last where the layer hands it out
         dtypes = [torch.bfloat16] * (gemm.is_fp8 and gemm.granularity in self.backend.bf16_only)
@@ -295,7 +312,7 @@ class Call:
 
     def _losses(self, name: str, place: int) -> None:
         """What the cast of an operand saturates and loses."""
-        if self.proof.of_experts:
+        if self.proof.of_experts or not self._is_judged(name):
             return
         operand, role = self.operand(name, place, *self.groups[0]), READS[name][place][0]
         if operand.cast is not None and operand.x.numel():
@@ -311,6 +328,9 @@ def granularity_seen(codes: torch.Tensor, scale: torch.Tensor) -> str:
     if scale.dtype == torch.float8_e8m0fnu:
         return "1x32"
     lines, along = scale.shape[-2:]
+    if scale.dtype == torch.float8_e4m3fn:
+        squares = scale.view(torch.uint8).unflatten(0, (-1, 16)) if lines % 16 == 0 else None
+        return "16x16" if squares is not None and bool((squares == squares[:, :1]).all()) else "1x16"
     if along == 1 and lines == codes.shape[-2]:
         return "rowwise"
     return "1x128" if lines == codes.shape[-2] else "128x128"
@@ -377,6 +397,10 @@ class Watch:
         name = op.name().partition(".")[0]
         if name in OPERATORS:
             a, b, scale_a, scale_b = args[:4]
+            if name == FOUR_BITS:
+                if self.stack:
+                    self._gemm(((a, scale_a), (b, scale_b)), "float32", "reference")
+                return
             fast = given.get("use_fast_accum", not given.get("promote_every", 128))
             sums = ("fast" if fast else "promoted") if registers_of(a.device, bool(fast)) else "float32"
             if name == "fp8core::matmul":  # b lies as [N, K]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fp8core.proof.audit import as_table
 from fp8core.proof.cast_stats import READS
-from fp8core.proof.flops.count import FP8_DTYPES
+from fp8core.proof.flops.count import FOUR_BITS, FP8_DTYPES
 from fp8core.recipe import GEMMS
 
 if TYPE_CHECKING:
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 HIGH_PRECISION = "high precision"
 DID_NOT_RUN = "did not run"
 NOT_KNOWN = "not known"  # of experts in high precision
+_RAN = ("ran in FP8", "ran in four bits", "ran in high precision")
 
 
 class CensusFinding(NamedTuple):
     """What a census has against a layer.
 
     Attributes:
-        code: "ran in FP8", of what must not; "ran in high precision", of what must run in FP8; "no such layer".
+        code: "ran in FP8" or "ran in four bits", of what must not; "ran in high precision", of what must run in FP8; "no such
+            layer".
         layer: its name, or the pattern that matched none.
         gemms: that are concerned.
     """
@@ -69,8 +71,13 @@ class CensusRow:
 
     @property
     def is_fp8(self) -> bool:
-        """The GEMM received codes."""
+        """The GEMM received codes of 8 bits."""
         return self.format.startswith("float8")
+
+    @property
+    def ran(self) -> str:
+        """How, as `CensusFinding.code` has it."""
+        return _RAN[0] if self.is_fp8 else _RAN[1] if self.format.startswith("float4") else _RAN[2]
 
 
 @dataclass(frozen=True)
@@ -114,15 +121,16 @@ def census(proof: Proof, *, high_precision: Iterable[str] = (), fp8: Iterable[st
     for layer in layers:
         wanted = [in_fp8 for name, in_fp8 in pinned.items() if fnmatchcase(layer.fqn, name)]
         own = [row for row in rows if row.layer == layer.fqn and row.format not in (DID_NOT_RUN, NOT_KNOWN)]
-        for code, in_fp8 in (("ran in FP8", False), ("ran in high precision", True)):
-            at_fault = [
-                row.gemm
-                for row in own
-                if row.is_fp8 is not in_fp8
-                and (in_fp8 in wanted if wanted else (row.asked != HIGH_PRECISION) is in_fp8)
-            ]
-            if at_fault:
-                findings.append(CensusFinding(code, layer.fqn, tuple(dict.fromkeys(at_fault))))
+        at_fault: dict[str, list[str]] = {code: [] for code in _RAN}
+        for operand in own:
+            is_right = [operand.ran == _RAN[0 if in_fp8 else -1] for in_fp8 in wanted]
+            if not all(is_right or [(operand.asked != HIGH_PRECISION) is (operand.ran != _RAN[-1])]):
+                at_fault[operand.ran].append(operand.gemm)
+        findings += [
+            CensusFinding(code, layer.fqn, tuple(dict.fromkeys(gemms)))
+            for code, gemms in at_fault.items()
+            if gemms
+        ]
     for name in pinned:
         if not any(fnmatchcase(layer.fqn, name) for layer in layers):
             findings.append(CensusFinding("no such layer", name))
@@ -133,7 +141,7 @@ def _rows(layer: LayerProof, products: list[Matmul]) -> Iterator[CensusRow]:
     def named(forward: bool) -> list[str]:
         """Dtypes of products whose codes, if any, no GEMM of a converted layer received."""
         dtypes = {p.dtype for p in products if (p.phase == "forward") is forward}
-        dtypes -= {*FP8_DTYPES} if layer.gemms else set()
+        dtypes -= {*FP8_DTYPES, FOUR_BITS} if layer.gemms else set()
         return sorted(f"float8_{dtype}" if dtype in FP8_DTYPES else dtype for dtype in dtypes)
 
     high = {forward: named(forward) for forward in (True, False)}

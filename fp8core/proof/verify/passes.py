@@ -164,8 +164,10 @@ def _problems(
         found.append(f"recipe {wanted} was asked for, {', '.join(others)} runs")
     backends = [backend_named(module.recipe.backend) for _, module in seen.watch.modules]
     emulated = sum(not backend.is_fp8 for backend in backends)
+    four = sum(module.recipe.is_four_bit for _, module in seen.watch.modules)
     if emulated:
-        found.append(f"{emulated} of {len(backends)} converted layers are emulated in high precision")
+        what = f", {four} of them with operands of four bits, e2m1" if four else ""
+        found.append(f"{emulated} of {len(backends)} converted layers are emulated in high precision{what}")
     for layer in layers:
         gemm, backend = layer.recipe.output, backend_named(layer.recipe.backend)
         if gemm.a is not None and gemm.b is not None:

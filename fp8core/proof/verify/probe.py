@@ -42,8 +42,9 @@ def tested_recipes(watch: calls.Watch, model: nn.Module) -> tuple[tuple[str, ...
             kinds[module.recipe, dtype, weight.device, of_experts] = None
     problems, untested = [], []
     for recipe, dtype, device, of_experts in kinds:
-        if device.type == "meta":
-            untested.append(f"recipe {recipe}: its layers are on meta")
+        if device.type == "meta" or recipe.is_four_bit:
+            why = "its layers are on meta" if device.type == "meta" else "no independent cast to four bits"
+            untested.append(f"recipe {recipe}: {why}")
             continue
         with restored_randomness([device]), torch.autocast(device.type, enabled=False):
             faults = (_of_experts if of_experts else _of_layer)(recipe, dtype, device)

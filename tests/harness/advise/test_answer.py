@@ -149,8 +149,8 @@ def test_four_bits_are_quoted_with_their_loss_and_never_predicted() -> None:
     """Oracle: the ledger's row 1, 8B on 8 B200: sooner, and a worse loss at the same tokens; no pair ran on an H100."""
     asked = answer(parse(["model=llama3_8b", "gpu=b200", "gpus=8", "formats=all"]))
     assert asked.four_bits is not None
-    assert [each.gpus for each in asked.four_bits] == ["8 B200"]
-    (found,) = asked.four_bits
+    assert [each.gpus for each in asked.four_bits.public] == ["8 B200"]
+    (found,) = asked.four_bits.public
     assert (found.precision, found.against, found.word, found.gap) == (
         "NVFP4",
         "FP8-current",
@@ -167,8 +167,9 @@ def test_four_bits_are_quoted_with_their_loss_and_never_predicted() -> None:
     lines = AdviceView(asked).lines()
     assert any("FAIL (+0.812 %)" in line for line in lines)
     assert max(map(len, lines)) <= MOST
-    assert AdviceView(asked).data()["four_bits"][0]["gpus"] == "8 B200"
+    assert AdviceView(asked).data()["four_bits"]["public"][0]["gpus"] == "8 B200"
     elsewhere = answer(parse(["model=llama3_8b", "gpu=h100", "formats=all"]))
-    assert elsewhere.four_bits == ()
+    assert elsewhere.four_bits
+    assert elsewhere.four_bits.public == ()
     assert any("no public pair on H100" in line for line in AdviceView(elsewhere).lines())
     assert answer(parse(["model=llama3_8b", "gpu=b200"])).four_bits is None

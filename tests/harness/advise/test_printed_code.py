@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
-import sys
 from typing import Any
 
 import code_on_ranks
+import forked
 import on_ranks
 import pytest
 import torch
@@ -107,7 +106,7 @@ count = count_matmuls(lambda: model(x).backward(), model)
 in_fp8 = sum(m.flops for m in count.matmuls if m.is_fp8) / (2 * 128 * 128 * 256)
 assert in_fp8 == 3 * {3 if recipe != "rowwise_with_gw_hp" else 2}, in_fp8
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = forked.run(["-c", program])
     assert done.returncode == 0, done.stderr[-1500:]
 
 

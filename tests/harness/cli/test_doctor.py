@@ -96,7 +96,7 @@ def test_a_layer_whose_gradient_is_too_large_is_no_capability(monkeypatch: pytes
     assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
 
 
-SIDES = {"output": (32, 48), "grad_input": (32, 64), "grad_weight": (48, 64)}
+SIDES = {"output": (32, 96), "grad_input": (32, 64), "grad_weight": (96, 64)}
 
 
 @pytest.mark.parametrize("name", SIDES)
@@ -112,10 +112,12 @@ def test_a_layer_with_one_nan_is_wrong(name: str, monkeypatch: pytest.MonkeyPatc
     assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
 
 
-def test_a_layer_that_does_not_run_in_fp8_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its result is even better, so that its SQNR finds nothing; the proof does."""
+@pytest.mark.parametrize("name", ["rowwise", "nvfp4"])
+def test_a_layer_that_does_not_run_in_fp8_is_wrong(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its result is even better: the proof finds that, and of an emulated recipe too many decibels."""
+    assert doctor._outcome("recipe", name, lambda: doctor._recipe(name, "cpu")).works
     monkeypatch.setattr(doctor.Float8Linear, "from_float", lambda linear, config: linear)
-    assert doctor._outcome("recipe", "rowwise", lambda: doctor._recipe("rowwise", "cpu")).code == "wrong"
+    assert doctor._outcome("recipe", name, lambda: doctor._recipe(name, "cpu")).code == "wrong"
 
 
 def test_kernels_may_round_otherwise_and_no_more() -> None:

@@ -6,13 +6,14 @@ with the status `partial`, and no reader that asks for complete measurements get
 
 from __future__ import annotations
 
+import os
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import logged_calls
 import pandas as pd
 import pytest
@@ -74,11 +75,12 @@ def test_of_attempts_that_were_cut_off_the_longest_counts_and_a_whole_one_before
 def killed_after(calls: int, tmp_path: Path) -> tuple[Path, list[str]]:
     """A sweep in a process of its own, killed with SIGKILL once its arms were called so often; its folder and its log."""
     log, folder = tmp_path / "log", tmp_path / "run"
-    command = [sys.executable, logged_calls.__file__, str(log), str(folder)]
-    with subprocess.Popen(command) as process:
-        while process.poll() is None and not (log.exists() and len(log.read_text().splitlines()) >= calls):
-            time.sleep(0.002)
-        process.kill()
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = forked.start([logged_calls.__file__, str(log), str(folder)], env={**os.environ, **path})
+    while process.is_alive() and not (log.exists() and len(log.read_text().splitlines()) >= calls):
+        time.sleep(0.002)
+    process.kill()
+    process.join()
     return folder, log.read_text().splitlines()
 
 

@@ -10,7 +10,7 @@ import torch
 from train_cases import divergence_case
 
 from fp8core import GroupedMatmul
-from harness.store.case import ABLATIONS
+from harness.store.case import ABLATIONS, KNOBS
 from harness.suites import divergence
 from harness.timing.workload import TrialOutcome
 from harness.training.loop import TrainingJob
@@ -133,3 +133,24 @@ def test_the_first_loss_tells_which_parts_the_forward_pass_has(tmp_path: Path) -
     one_operand = {first["tensorwise_only_input"], first["tensorwise_only_weight"]}
     assert len(one_operand | {first["base"], first["tensorwise_golden"]}) == 4
     assert len({tuple(values) for values in losses.values()}) == len(losses)  # no two arms train alike
+
+
+def test_the_first_loss_tells_which_knobs_of_four_bits_the_forward_pass_has(tmp_path: Path) -> None:
+    """Oracle: the recipe. grad_output alone is rounded stochastically, grad_weight alone is transformed: the first loss has neither."""
+    parts = [
+        info.arm.variant for info in map(divergence.ARMS.get, PARTS) if info and info.arm.recipe == "nvfp4"
+    ]
+    assert set(parts) == {*KNOBS, "only_output", "only_grad_input", "only_grad_weight"}
+    assert "nvfp4_golden" not in divergence.ARMS  # it would be the arm itself
+    arms = ["base", "nvfp4", *(f"nvfp4_{part}" for part in (*KNOBS, "only_output"))]
+    losses = {}
+    for arm in arms:
+        trial = run(arm, tmp_path / arm, steps=4, eval_every=0, diagnose_every=0)
+        losses[arm] = curve(trial)
+        assert arm == "base" or trial.resolved["emulated"] is True
+    first = {arm: values[0] for arm, values in losses.items()}
+    assert (
+        first["nvfp4"] == first["nvfp4_nearest"] == first["nvfp4_no_hadamard"] == first["nvfp4_only_output"]
+    )
+    assert len({first["nvfp4"], first["base"], first["nvfp4_1x16_weight"]}) == 3
+    assert len({tuple(values) for values in losses.values()}) == len(arms)  # no two arms train alike

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import forked
+
 ROOT = Path(__file__).parents[4]
 FOLDER = ROOT / "docs" / "examples" / "ab"
 PROBE = Path(__file__).with_name("example_probe.py")
@@ -36,18 +38,20 @@ def changed(name: str) -> tuple[int, int]:
 
 def run(name: str, folder: Path, ranks: int = 1, side: str = "after") -> tuple[list[dict[str, Any]], str]:
     """Runs a script as it stands in a folder, by torchrun if `ranks` is above 1; what each rank found, and what was printed."""
-    alone = [sys.executable]
-    several = [*alone, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [
-        *(alone if ranks == 1 else several),
-        str(PROBE),
-        str(FOLDER / side / f"{name}.py"),
-        str(folder),
-    ]
+    words = [str(PROBE), str(FOLDER / side / f"{name}.py"), str(folder)]
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        command, cwd=folder, env=os.environ | offline, capture_output=True, text=True, timeout=300
-    )
+    if ranks == 1:
+        ended = forked.run(words, folder, os.environ | offline)
+    else:
+        several = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        ended = subprocess.run(
+            [*several, *words],
+            cwd=folder,
+            env=os.environ | offline,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)], ended.stdout
 
