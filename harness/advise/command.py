@@ -225,6 +225,7 @@ def answer(question: Question) -> Advice:
         more = advise(
             head_in_fp8(model), rates, plan, chosen.recipe, fp8_all_gather=GATHERS[q.fp8_all_gather]
         )
+    fours = [name for name, recipe in RECIPES.own.items() if recipe.is_four_bit]
     found = Advice(
         model,
         device,
@@ -241,7 +242,7 @@ def answer(question: Question) -> Advice:
         more.step if head and not chosen.lossy and _pays(head, more, chosen) else None,
         made_up=made_up,
         warnings=(said,) if said else (),
-        four_bits=four_bits.known(device.key, active, q.train_tokens) if q.formats == "all" else None,
+        four_bits=four_bits.known(device.key, fours, active, q.train_tokens) if q.formats == "all" else None,
     )
     asked = replace(
         plan,

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fp8core.recipe import RECIPES
 from harness.advise.losses import FACTOR, Loss, of
 from harness.store.tables import rows_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 FILE = Path(__file__).with_suffix(".csv")
 
@@ -65,12 +68,12 @@ class FourBitEvidence:
     losses: tuple[Loss, ...]
 
 
-def known(gpu: str, parameters: int, tokens: int | None) -> FourBitEvidence:
-    """What is known for a GPU of the peak table, by its key, and a size as of `harness.advise.losses.of`."""
+def known(gpu: str, recipes: Iterable[str], parameters: int, tokens: int | None) -> FourBitEvidence:
+    """What is known for a GPU of the peak table, by its key; of some recipes at a size, as `harness.advise.losses.of`."""
     public = tuple(
         PublicComparison(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
         for row in rows_beside(__file__, FILE.name)
         if row["gpus"].split()[-1].lower() == gpu.lower()
     )
-    found = (of(name, parameters, tokens) for name, recipe in RECIPES.own.items() if recipe.is_four_bit)
+    found = (of(name, parameters, tokens) for name in recipes)
     return FourBitEvidence(public, tuple(loss for loss in found if loss is not None))

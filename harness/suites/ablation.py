@@ -169,5 +169,7 @@ def _with_knob(recipe: Recipe, knob: str) -> Recipe:
             return replace(cast, hadamard=None)
         return replace(cast, granularity="1x16") if cast.granularity == "16x16" else cast
 
-    gemms = {name: replace(gemm, a=recast(gemm.a), b=recast(gemm.b)) for name, gemm in recipe.gemms.items()}
+    gemms: dict[str, Any] = {
+        name: replace(gemm, a=recast(gemm.a), b=recast(gemm.b)) for name, gemm in recipe.gemms.items()
+    }
     return replace(recipe, name=f"{recipe.name}-{knob}", **gemms)
