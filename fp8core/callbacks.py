@@ -29,7 +29,7 @@ def for_trainer() -> Any:
     """
     base: Any = importlib.import_module("transformers").TrainerCallback
 
-    class Amaxes(base):
+    class TrainerAmaxes(base):
         """See `for_trainer`."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -51,7 +51,7 @@ def for_trainer() -> Any:
             if amaxes and state.is_world_process_zero:
                 torch.save(amaxes, _folder(args, state) / FILE)
 
-    return Amaxes()
+    return TrainerAmaxes()
 
 
 def _folder(args: Any, state: Any) -> Path:
@@ -66,7 +66,7 @@ def for_lightning() -> Any:
     """
     base: Any = importlib.import_module("lightning.pytorch").Callback
 
-    class Amaxes(base):
+    class LightningAmaxes(base):
         """See `for_lightning`."""
 
         def __init__(self) -> None:
@@ -94,4 +94,4 @@ def for_lightning() -> Any:
                 self._steps = trainer.global_step
                 update_scales(module)
 
-    return Amaxes()
+    return LightningAmaxes()

@@ -1,7 +1,7 @@
 """Extensions: entries of a table that another installed package brings, by an entry point of the group `fp8_harness.<table>`.
 
 Reading the entry points imports nothing: an extension is imported when its name is looked up, or when its table is iterated.
-Whatever is wrong with one raises where its name is looked up and nowhere else; `Table.absent` lists it for those who iterate.
+Whatever is wrong with one raises where its name is looked up and nowhere else; `ExtensionTable.absent` lists it for those who iterate.
 While one is imported no table may be changed: only its entry points say what it brings.
 """
 
@@ -29,7 +29,7 @@ _NAME = re.compile("[a-z][a-z0-9_]*")  # what an arm's name is made of
 
 
 _importing: ContextVar[Extension | None] = ContextVar("_importing", default=None)
-_tables: list[ref[Table[Any]]] = []
+_tables: list[ref[ExtensionTable[Any]]] = []
 
 
 class ExtensionError(ValueError):
@@ -112,7 +112,7 @@ def refuse_while_importing(table: str, name: str) -> None:
         )
 
 
-class Table(MutableMapping[str, T]):
+class ExtensionTable(MutableMapping[str, T]):
     """Our entries by name, then those of extensions. Ours always keep their names.
 
     Args:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from fp8core.arguments import check_known
-from fp8core.extensions import Table, of_type
+from fp8core.extensions import ExtensionTable, of_type
 from fp8core.formats import E2M1FN, Format, native_pair
 from fp8core.four_bits import SIGNS
 from fp8core.gemm import backend_named
@@ -508,7 +508,7 @@ _OF_PEERS = (
     "nanochat",
     "scaled_mm",
 )
-RECIPES = Table("recipes", _OURS, of_type(Recipe), (*_WORDS, *_OF_PEERS))
+RECIPES = ExtensionTable("recipes", _OURS, of_type(Recipe), (*_WORDS, *_OF_PEERS))
 
 
 def recipe_named(name: str) -> Recipe:

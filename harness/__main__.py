@@ -185,7 +185,7 @@ def console() -> int:
     from harness.machine import raw_output
 
     raw_output.forgive()
-    return process_end.leave(main(sys.argv[1:]))
+    return process_end.exit_with(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ class Messages:
             self._prefix = f"{matter}/{next(_numbers[matter])}"
         self.alone = self._store is None
 
-    def tell(self, key: str, value: Any) -> None:
+    def publish(self, key: str, value: Any) -> None:
         """Sets what other ranks may read."""
         if not self.alone:
             self._store.set(f"{self._prefix}/{key}", json.dumps(value))
 
-    def is_told(self, key: str) -> bool:
+    def is_published(self, key: str) -> bool:
         """Whether a rank has set it; never waits."""
         return not self.alone and bool(self._store.check([f"{self._prefix}/{key}"]))
 

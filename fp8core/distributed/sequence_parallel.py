@@ -70,7 +70,7 @@ def gather_input(x: DTensor, layer: Float8Linear) -> CastInput:
 
 
 def gather_module_input(x: DTensor, layer: Float8Linear) -> DTensor:
-    """The same for a module whose layers are like this one: a DTensor of a Float8Tensor, or of `TwoCasts`."""
+    """Gathers the input of a module whose layers are like this one: a DTensor of a Float8Tensor, or of `TwoCasts`."""
     casts = input_casts(layer.recipe)
     if torch.compiler.is_compiling():
         if not serves_both(*casts):

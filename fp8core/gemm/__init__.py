@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.arguments import any_autocast, autocast_enabled, check_known
-from fp8core.extensions import Table, of_type
+from fp8core.extensions import ExtensionTable, of_type
 from fp8core.formats import E4M3FN, E8M0FNU, as_element_format
 from fp8core.gemm import reference, torch_mm, triton_mm
 from fp8core.gemm.backend import Backend
@@ -37,7 +37,7 @@ KNOWN: dict[
         reference.Reference("reference_bf16", _TORCH.bf16_only),
     )
 }
-BACKENDS = Table("backends", KNOWN, of_type(Backend))
+BACKENDS = ExtensionTable("backends", KNOWN, of_type(Backend))
 
 
 def backend_named(name: str) -> Backend:

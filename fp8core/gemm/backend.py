@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fp8core.gemm.layout import Operand
 
 # The arguments of `Backend.matmul`: a, b, scale_inv_a, scale_inv_b, out_dtype, use_fast_accum
-Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, bool]
+ProductArguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype, bool]
 
 
 class Backend(ABC):

@@ -121,7 +121,7 @@ _operator.register_fake(
 
 
 def grouped_mm_hp(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The same product of operands in high precision; b is converted to a's dtype."""
+    """Grouped product of operands in high precision; b is converted to a's dtype."""
     result: torch.Tensor = _operator_hp(a, b.to(a.dtype), offsets)
     return result
 

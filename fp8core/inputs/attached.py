@@ -118,7 +118,7 @@ class AttachedPlan(CastingPlan):
         ) if for_gradient else NOT_SAVED
 
     def of_weight(self, weight: torch.Tensor, for_gradient: bool) -> tuple[Lines, Saved]:
-        """Its casts of an earlier microbatch, if there is one."""
+        """The weight's casts of an earlier microbatch, if there is one."""
         if self.cache is None or isinstance(weight, Float8Tensor):
             return CastingPlan.of_weight(self, weight, for_gradient)
         casts = self.recipe.output.b, self.recipe.grad_input.b

@@ -40,7 +40,7 @@ from fp8core.gemm.layout import Operand
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Operands = tuple[Operand | torch.Tensor, Operand | torch.Tensor]
+WeightOperands = tuple[Operand | torch.Tensor, Operand | torch.Tensor]
 
 
 class _Digest(NamedTuple):
@@ -65,7 +65,7 @@ class _Entry:
     alias: torch.Tensor
     version: int
     digest: _Digest | None
-    operands: Operands
+    operands: WeightOperands
 
 
 class WeightCache:
@@ -80,7 +80,7 @@ class WeightCache:
         self.entry: _Entry | None = None
         self.hits = self.misses = 0
 
-    def operands(self, weight: torch.Tensor, cast: Callable[[], Operands]) -> Operands:
+    def operands(self, weight: torch.Tensor, cast: Callable[[], WeightOperands]) -> WeightOperands:
         """The weight's two operands: kept ones if they still hold, else what `cast` returns."""
         entry = self.entry
         if entry is None or not self._holds(entry, weight):

@@ -67,7 +67,7 @@ class LayerAudit:
 
     @property
     def owner(self) -> str:
-        """Its weight's name, as `fp8core.proof.flops` names it."""
+        """Name of the layer's weight, as `fp8core.proof.flops` names it."""
         return f"{self.fqn}.weight" if self.fqn else "weight"
 
     @property

@@ -83,7 +83,7 @@ def slots(recipe: Recipe) -> dict[Slot, Cast | None]:
 
 # Figures of one cast, float64 [9] on the tensor's device, none until `StepStats.count`: amax, largest scale_inv, -smallest
 # scale_inv, then as estimates for all elements: saturated, underflowed, not zero, not finite, signal, noise
-Row = list[torch.Tensor]
+StatsRow = list[torch.Tensor]
 
 
 class Sample(NamedTuple):
@@ -111,7 +111,7 @@ class Waiting(NamedTuple):
         extremes: of the tensor, then of scale_inv: the smallest and the largest; 0-dimensional.
     """
 
-    row: Row
+    row: StatsRow
     extremes: tuple[torch.Tensor, ...]
     sample: Sample | None
 
@@ -128,7 +128,7 @@ class OperandStats:
 
     def __init__(self, slot: Slot, cast: Cast | None, status: str) -> None:
         self.slot, self.cast, self.status = slot, cast, status
-        self.rows: list[Row] = []
+        self.rows: list[StatsRow] = []
         self.elements = self.sampled = self.calls = 0
 
     def merge(self) -> torch.Tensor:
@@ -136,7 +136,7 @@ class OperandStats:
         together = torch.stack([value for row in self.rows for value in row])
         return torch.cat((together[:, :MAXIMA].amax(0), together[:, MAXIMA:].sum(0)))
 
-    def add(self, row: Row | None, elements: int, sampled: int) -> None:
+    def add(self, row: StatsRow | None, elements: int, sampled: int) -> None:
         """One more call."""
         if row is not None:
             self.rows.append(row)
@@ -172,7 +172,7 @@ class StepStats:
             self._slots[id(recipe)] = recipe, by_gemm
         return CallStats(self, module, name, self._slots[id(recipe)][1], id(recipe))
 
-    def wait(self, row: Row, extremes: tuple[torch.Tensor, ...], sample: Sample | None) -> None:
+    def wait(self, row: StatsRow, extremes: tuple[torch.Tensor, ...], sample: Sample | None) -> None:
         """Takes what is to be counted as `row`."""
         self._waiting.append(Waiting(row, extremes, sample))
         self._held += 1 if sample is None else sample.values.numel()
@@ -246,7 +246,7 @@ class CallStats:
         recipe: int,
     ) -> None:
         self.step, self.module, self.name, self.by_gemm, self.recipe = step, module, name, by_gemm, recipe
-        self._pending: dict[tuple[Slot, str], tuple[Cast | None, Row | None, int, int]] = {}
+        self._pending: dict[tuple[Slot, str], tuple[Cast | None, StatsRow | None, int, int]] = {}
         self._extremes: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._committed = False
 
@@ -303,7 +303,7 @@ class CallStats:
         turned: bool,
         group: torch.Tensor | None,
         signs: tuple[int, ...] | None,
-    ) -> tuple[Row | None, int, int]:
+    ) -> tuple[StatsRow | None, int, int]:
         if isinstance(operand, Operand) and operand.qdata.dtype == torch.uint8:
             operand = _spread(operand)
         tensor = operand.qdata if isinstance(operand, Operand) else operand

@@ -51,7 +51,7 @@ class ExpertsAudit:
 
     @property
     def converted(self) -> bool:
-        """They run a recipe."""
+        """Whether these experts run a recipe."""
         return bool(self.recipe)
 
     @property

@@ -69,7 +69,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class OperatorRow:
     """One operator that ran.
 
     Attributes:
@@ -118,9 +118,9 @@ class Recorder(TorchDispatchMode):
         self, model: nn.Module | None = None, *, compiled: bool = False, collectives: bool = False
     ) -> None:
         super().__init__()
-        self.rows: list[Row] = []
+        self.rows: list[OperatorRow] = []
         self.before: list[Callable[[Any, Any, Any], None]] = []
-        self.after: list[Callable[[Row, Any, Any, Any], None]] = []
+        self.after: list[Callable[[OperatorRow, Any, Any, Any], None]] = []
         self.entered: list[Callable[[str, nn.Module], None]] = []
         self.running: list[tuple[str, nn.Module, bool]] = []
         self.raised = ""
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
         """Name of the module that runs; "" outside of all."""
         return self.running[-1][0] if self.running else ""
 
-    def _row(self, func: Any, args: Any, kwargs: Any, out: Any) -> Row:
+    def _row(self, func: Any, args: Any, kwargs: Any, out: Any) -> OperatorRow:
         read = {self.number_of(x): size_of(x) for x in tensors_in((args, *kwargs.values()))}
         written, born = {}, 0
         for x in tensors_in(out):
@@ -199,7 +199,9 @@ class Recorder(TorchDispatchMode):
             born += size
             written[self._number(storage, size)] = size_of(x)
         found = products(func, args, kwargs, out)
-        return Row(func, self.owner(), self.phase(), found, read, written, born, sent=_sent(func, args))
+        return OperatorRow(
+            func, self.owner(), self.phase(), found, read, written, born, sent=_sent(func, args)
+        )
 
     def _number(self, storage: torch.UntypedStorage, size: int) -> int:
         key = storage._cdata
@@ -228,7 +230,7 @@ class Recorder(TorchDispatchMode):
                 return
 
 
-def alive_and_most(rows: Iterable[Row]) -> tuple[int, int]:
+def alive_and_most(rows: Iterable[OperatorRow]) -> tuple[int, int]:
     """Bytes of the storages that a recording's operators made: (alive at the end, the most at once)."""
     alive = most = 0
     for row in rows:
@@ -238,7 +240,7 @@ def alive_and_most(rows: Iterable[Row]) -> tuple[int, int]:
     return alive, most
 
 
-def layer_shapes(rows: Iterable[Row]) -> list[tuple[str, int, int, int]]:
+def layer_shapes(rows: Iterable[OperatorRow]) -> list[tuple[str, int, int, int]]:
     """(module, M, K, N) of each product of matrices in the forward pass, once: as JSON, a file that `sweep=gemm shapes=FILE` takes."""
     forward = (row for row in rows if row.phase == "forward" and row.owner)
     found = ((row.owner, *p.sizes) for row in forward for p in row.products or () if p.sizes)
@@ -246,7 +248,7 @@ def layer_shapes(rows: Iterable[Row]) -> list[tuple[str, int, int, int]]:
 
 
 def tensors_in(given: Any) -> Iterator[Tensor]:
-    """Those that have a storage, of arguments or results, in order."""
+    """Tensors with a storage among arguments or results, in order."""
     if type(given) in _ENDS:
         if given.layout is torch.strided:
             yield given

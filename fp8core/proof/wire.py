@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fp8core.observers import SCALE_REDUCTIONS
-from fp8core.proof.recorder import Recorder, Row, Sent
+from fp8core.proof.recorder import OperatorRow, Recorder, Sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Collectives:
         scale_reductions: how many of the all-reduces found scales of sharded weights (`fp8core.distributed.weight_scales`).
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[OperatorRow] = field(default_factory=list)
     scale_reductions: int = 0
 
     def scales_reduced(self) -> None:

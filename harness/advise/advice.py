@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.advise.decide import LayerAdvice, RecipeAdvice
-    from harness.advise.four_bits import Known
+    from harness.advise.four_bits import FourBitEvidence
     from harness.advise.memory import Memory
     from harness.advise.model import Model
     from harness.advise.rates import Rates
@@ -115,7 +115,7 @@ class Advice:
     memory: Memory | None = None
     made_up: str = ""
     warnings: tuple[str, ...] = ()
-    four_bits: Known | None = None
+    four_bits: FourBitEvidence | None = None
 
     @property
     def decision(self) -> str:
@@ -175,7 +175,7 @@ class Advice:
         at = self.rates
         if not at.has_fp8:
             return math.inf
-        machine = fp8_break_even.Rates(at["bf16"], at["fp8"], at["bandwidth"], at.name)
+        machine = fp8_break_even.ReachedRates(at["bf16"], at["fp8"], at["bandwidth"], at.name)
         return machine.break_even(self.model.tokens, self.chosen.recipe.mean_bytes)
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FLOOR = 0.98
 
-Outcome = Literal["holds", "below", "unclear", "missing"]
+AdviceOutcome = Literal["holds", "below", "unclear", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class AdvisedArm:
     predicted: float
     converted: int
     layers: int
-    outcome: Outcome
+    outcome: AdviceOutcome
     reason: str = ""
 
     @property
@@ -103,7 +103,7 @@ def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:
         float(pair.get(name, math.nan)) for name in ("speedup", "low", "high", "floor")
     )
     converted = len(advice.get("converted") or ())
-    outcome: Outcome = "unclear"
+    outcome: AdviceOutcome = "unclear"
     if math.isnan(low) or math.isnan(high):
         outcome = "missing"
     elif pair.get("condition") in DISTURBED:

@@ -51,7 +51,7 @@ def model_of(
             reader = _token_reader(asked)
             if reader is None:
                 return _without_batch(asked, tokens or TOKENS), ""
-            made_up = f"model.batch is not named: {reader.tokens.said}"
+            made_up = f"model.batch is not named: {reader.tokens.sentence}"
         asked = canonical(asked)
     elif asked not in MODELS and is_config(asked):
         described = read(asked)

@@ -118,12 +118,12 @@ class RecipeAdvice:
 
     @property
     def verdict(self) -> str:
-        """The same as `by_time`, and "off" where that is positive and the loss is known to be worse."""
+        """The word `by_time`, and "off" where that is positive and the loss is known to be worse."""
         return OFF if self.lossy else self.by_time
 
     @property
     def lossy(self) -> bool:
-        """It would be taken for its time, and its loss is known to be worse."""
+        """Whether it would be taken for its time though its loss is known to be worse."""
         return self.by_time in POSITIVE and self.loss is not None and self.loss.fails
 
     @property

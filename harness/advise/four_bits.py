@@ -19,7 +19,7 @@ FILE = Path(__file__).with_suffix(".csv")
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublicComparison:
     """One comparison of public runs.
 
     Attributes:
@@ -56,7 +56,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FourBitEvidence:
     """All that is known.
 
     Attributes:
@@ -64,16 +64,16 @@ class Known:
         losses: of each recipe of four bits the comparison that says most of it.
     """
 
-    public: tuple[Published, ...]
+    public: tuple[PublicComparison, ...]
     losses: tuple[Loss, ...]
 
 
-def known(gpu: str, recipes: Iterable[str], parameters: int, tokens: int | None) -> Known:
+def known(gpu: str, recipes: Iterable[str], parameters: int, tokens: int | None) -> FourBitEvidence:
     """What is known for a GPU of the peak table, by its key; of some recipes at a size, as `harness.advise.losses.of`."""
     public = tuple(
-        Published(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
+        PublicComparison(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
         for row in rows_beside(__file__, FILE.name)
         if row["gpus"].split()[-1].lower() == gpu.lower()
     )
     found = (of(name, parameters, tokens) for name in recipes)
-    return Known(public, tuple(loss for loss in found if loss is not None))
+    return FourBitEvidence(public, tuple(loss for loss in found if loss is not None))

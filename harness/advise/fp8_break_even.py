@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FUSED_CAST_BYTES = (
     6.0  # read bf16 twice (amax, cast), write FP8 in both layouts: the least that fused casts move
 )
-Loss = tuple[str, tuple[str, ...], str]  # symptom, evidence, cause
+LayerLoss = tuple[str, tuple[str, ...], str]  # symptom, evidence, cause
 # Of a layer below the line of break-even
 SURFACE = (
     "casts move bytes in proportion to the matrices' surface and GEMMs gain in proportion to their volume"
@@ -38,7 +38,7 @@ SURFACE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ReachedRates:
     """What a machine reaches: FLOP/s of matrix products and bytes/s of copies, and where that is from."""
 
     bf16: float
@@ -53,14 +53,14 @@ class Rates:
     def break_even(self, tokens: float, cast_bytes: float = FUSED_CAST_BYTES) -> float:
         """Smallest N = K at which FP8 wins with so many tokens; inf where no size does.
 
-        >>> round(Rates(780e12, 1300e12, 4e12, "").break_even(16384))
+        >>> round(ReachedRates(780e12, 1300e12, 4e12, "").break_even(16384))
         1005
         """
         left = self.bound(cast_bytes) - 1 / tokens
         return 2 / left if left > 0 else math.inf
 
 
-def rates(frame: pd.DataFrame) -> Rates | None:
+def rates(frame: pd.DataFrame) -> ReachedRates | None:
     """Rates of the machine of these rows: measured in the suite `ceilings`, else published; None where unknown.
 
     Args:
@@ -70,7 +70,7 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     if found is not None and {"bf16", "fp8"} <= found.achieved.keys() and found.moves.get("copy"):
         copy = max(rate for _, rate in found.moves["copy"])
         best = found.achieved
-        return Rates(best["bf16"] * 1e12, best["fp8"] * 1e12, copy, "measured in the ceilings")
+        return ReachedRates(best["bf16"] * 1e12, best["fp8"] * 1e12, copy, "measured in the ceilings")
     env = parse(frame["env"].iloc[0]) if len(frame) else {}
     device = of_env(env)
     if device is None:
@@ -78,10 +78,10 @@ def rates(frame: pd.DataFrame) -> Rates | None:
     bf16, fp8 = device.peak_tflops("bf16"), device.peak_tflops("e4m3")
     if bf16 is None or fp8 is None:
         return None
-    return Rates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
+    return ReachedRates(bf16 * 1e12, fp8 * 1e12, device.bandwidth_tb_s * 1e12, "published peaks")
 
 
-def losses(frame: pd.DataFrame, pairs: Sequence[dict[str, Any]] | None = None) -> Iterator[Loss]:
+def losses(frame: pd.DataFrame, pairs: Sequence[dict[str, Any]] | None = None) -> Iterator[LayerLoss]:
     """Arms that FP8 made slower, with the reason that sizes or casts give: (symptom, evidence, cause).
 
     Only times of a GPU count. Layers (suite `linear`) are held against the break-even line by their shapes; training
@@ -108,7 +108,7 @@ def losses(frame: pd.DataFrame, pairs: Sequence[dict[str, Any]] | None = None) -
                 yield _step(machine, pair, times[0], rows.get(("kernel_time_ms", CAST), {}).get("value"))
 
 
-def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[Loss]:
+def _layers(machine: ReachedRates, slower: list[dict[str, Any]]) -> Iterator[LayerLoss]:
     small: dict[str, list[str]] = {}
     for r in slower:
         axes = parse(r["axes"])
@@ -125,7 +125,9 @@ def _layers(machine: Rates, slower: list[dict[str, Any]]) -> Iterator[Loss]:
             yield symptom, (line, *shapes[:3]), SURFACE
 
 
-def _step(machine: Rates, pair: dict[str, Any], step: dict[str, Any], casts: float | None) -> Loss:
+def _step(
+    machine: ReachedRates, pair: dict[str, Any], step: dict[str, Any], casts: float | None
+) -> LayerLoss:
     """A slower step: what its profile supports, its casts against what its FP8 GEMMs can save."""
     fp8_flops = sum(f for d, f in parse(step["flops"]).items() if d in FP8_DTYPES)
     saved = 1e3 * fp8_flops * (1 / machine.bf16 - 1 / machine.fp8)

@@ -29,7 +29,7 @@ _NEAR = 2.0  # octaves over which a measured product speaks for its neighbours
 
 
 def product_seconds(rates: Rates, kind: str, role: str, M: int, K: int, N: int) -> float:
-    """Seconds of [M, K] @ [K, N]; `kind` as in `harness.machine.ceilings.Product`, `role` one of the three GEMMs."""
+    """Seconds of [M, K] @ [K, N]; `kind` as in `harness.machine.ceilings.TimedProduct`, `role` one of the three GEMMs."""
     plain = closed_form(rates, kind, M, K, N)
     own = [p for p in rates.products if p.kind == kind]
     if kind == ROWWISE and not own:

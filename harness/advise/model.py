@@ -62,7 +62,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class VectorTraffic:
     """What runs between the matrix products, forward or backward; a vector.
 
     Attributes:
@@ -76,13 +76,15 @@ class Traffic:
     eager_kernels: float = 0
     fused_kernels: float = 0
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(getattr(self, f) + getattr(other, f) for f in Traffic.__dataclass_fields__))
+    def __add__(self, other: VectorTraffic) -> VectorTraffic:
+        return VectorTraffic(
+            *(getattr(self, f) + getattr(other, f) for f in VectorTraffic.__dataclass_fields__)
+        )
 
-    def __mul__(self, factor: float) -> Traffic:
-        return Traffic(*(getattr(self, f) * factor for f in Traffic.__dataclass_fields__))
+    def __mul__(self, factor: float) -> VectorTraffic:
+        return VectorTraffic(*(getattr(self, f) * factor for f in VectorTraffic.__dataclass_fields__))
 
-    def with_bytes(self, factor: float) -> Traffic:
+    def with_bytes(self, factor: float) -> VectorTraffic:
         """Bytes times a factor, in as many launches."""
         return replace(self, eager_bytes=self.eager_bytes * factor, fused_bytes=self.fused_bytes * factor)
 
@@ -92,8 +94,8 @@ class Outside:
     """What of a model lies outside of its repeated blocks: embedding, head, loss. Meanings as in `Model`."""
 
     parameters: int
-    forward: Traffic = Traffic()
-    backward: Traffic = Traffic()
+    forward: VectorTraffic = VectorTraffic()
+    backward: VectorTraffic = VectorTraffic()
     attention: float = 0.0
     other: float = 0.0
 
@@ -124,8 +126,8 @@ class Model:
     tokens: int
     attention: float = 0.0
     other: float = 0.0
-    forward: Traffic = Traffic()
-    backward: Traffic = Traffic()
+    forward: VectorTraffic = VectorTraffic()
+    backward: VectorTraffic = VectorTraffic()
     parameters: int = 0
     blocks: int = 1
     experts: bool = False
@@ -133,7 +135,7 @@ class Model:
     outside: Outside | None = None
     example: bool = False
     active: int = 0
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[GroupExchange, ...] = ()
 
     @property
     def width(self) -> int:
@@ -170,7 +172,7 @@ def head_in_fp8(model: Model) -> Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class GroupExchange:
     """Activations that go around a tensor-parallel group.
 
     Attributes:
@@ -234,9 +236,9 @@ def split(model: Model, tp: int) -> Model:
         if side == "N":
             readers.setdefault(layer.input_id, []).append(layer)
         else:
-            scattered.append(Exchange(2.0 * layer.tokens * layer.N, (layer.fqn,), False))
+            scattered.append(GroupExchange(2.0 * layer.tokens * layer.N, (layer.fqn,), False))
     gathered = [
-        Exchange(2.0 * g[0].tokens * g[0].K, tuple(la.fqn for la in g), True) for g in readers.values()
+        GroupExchange(2.0 * g[0].tokens * g[0].K, tuple(la.fqn for la in g), True) for g in readers.values()
     ]
     part = _scaled(model, 1 / tp, 1 / tp)
     return replace(part, layers=tuple(layers), exchanges=(*gathered, *scattered))

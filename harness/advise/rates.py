@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, Product
+from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, TimedProduct
 from harness.machine.hardware import DEVICES, named
 from harness.store.errors import UsageError
 
@@ -65,7 +65,7 @@ class Rates:
 
     name: str
     figures: Mapping[str, Figure]
-    products: tuple[Product, ...] = field(default=())
+    products: tuple[TimedProduct, ...] = field(default=())
 
     def __getitem__(self, name: str) -> float:
         return self.figures[name].value
@@ -76,7 +76,7 @@ class Rates:
         return "fp8" in self.figures
 
     def shifted(self, name: str, sigmas: float) -> Rates:
-        """The same with one figure that many standard errors away."""
+        """Return these rates with one figure shifted by so many standard errors."""
         figure = self.figures[name]
         value = figure.value * (1 + figure.spread) ** sigmas
         return replace(self, figures={**self.figures, name: replace(figure, value=value)})

@@ -3,7 +3,7 @@
     step = linear products + casts + other products + attention + what runs between + optimizer + communication + pipeline
 
 One model for one GPU and for thousands. Only the first two differ between bf16 and FP8, and the communication where
-weights are sent in FP8; Amdahl's law does the rest. Each part is a closed form of sizes and of `Rates`. The uncertainty of a
+weights are sent in FP8; Amdahl's law does the rest. Each part is a closed form of sizes and of `harness.advise.rates.Rates`. The uncertainty of a
 ratio follows from those of the rates: each is moved by one standard error up and down, and the effects are added as
 independent ones.
 
@@ -26,7 +26,7 @@ from harness.machine.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     REDUCE_SCATTER,
-    Group,
+    GpuGroup,
     seconds,
     small_all_reduce,
 )
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from harness.advise.casts import RecipeCost
-    from harness.advise.model import Exchange, Model
+    from harness.advise.model import GroupExchange, Model
     from harness.advise.rates import Rates
     from harness.training.step import Step
 
@@ -78,7 +78,7 @@ class Pass:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Seconds of both parts."""
         return self.forward + self.backward
 
     def __add__(self, other: Pass) -> Pass:
@@ -230,7 +230,7 @@ def sharding(model: Model, rates: Rates, plan: Step, busy: Pass, coded: float | 
     calls = model.blocks + 1  # a collective of each block and of what is outside of blocks
     shards, across = (plan.groups[name] for name in ("shard", "replicas"))
 
-    def sent(kind: str, payload: float, group: Group) -> float:
+    def sent(kind: str, payload: float, group: GpuGroup) -> float:
         return seconds(kind, payload, group, rates["link"], rates["network"], calls)
 
     weights, gradients = _BF16 * model.parameters, plan.gradient_bytes * model.parameters
@@ -257,7 +257,7 @@ def sharding(model: Model, rates: Rates, plan: Step, busy: Pass, coded: float | 
 
 
 def _tensor_parallel(
-    exchanges: Sequence[Exchange],
+    exchanges: Sequence[GroupExchange],
     rates: Rates,
     plan: Step,
     recipe: RecipeCost | None,
@@ -305,7 +305,7 @@ def pipeline(model: Model, rates: Rates, plan: Step, busy: Pass) -> float:
     """
     if plan.pp == 1:
         return 0.0
-    pair = Group.of(2, plan.dp * plan.tp, plan.node)
+    pair = GpuGroup.of(2, plan.dp * plan.tp, plan.node)
     speed = rates["link"] if pair.nodes == 1 else rates["network"]
     once = _BF16 * model.tokens * model.width / plan.tp / speed
     bubble = (plan.pp - 1) / plan.virtual * busy.total

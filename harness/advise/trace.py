@@ -21,7 +21,7 @@ from fp8core import audit, convert_to_float8_training
 from fp8core.proof.formulas import SCORES, VALUES
 from fp8core.proof.recorder import Recorder
 from fp8core.recipe import RECIPES
-from harness.advise.model import Linear, Model, Outside, Traffic, mark_head, weighted
+from harness.advise.model import Linear, Model, Outside, VectorTraffic, mark_head, weighted
 from harness.store.errors import UsageError
 from harness.training.models import ModelSpec, UserModel
 from harness.training.models.calls import common_rows
@@ -31,7 +31,7 @@ from harness.training.models.memory import blank, blank_weights
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from fp8core.proof.recorder import Row
+    from fp8core.proof.recorder import OperatorRow
 
 _BLOCKS = "layers"  # the list of blocks in the models of this project
 _ATTENTION = (SCORES, VALUES)
@@ -211,8 +211,8 @@ class _Calls:
 
 
 def traffic(
-    forward: Sequence[Row], backward: Sequence[Row], results: Iterable[int]
-) -> tuple[Traffic, Traffic]:
+    forward: Sequence[OperatorRow], backward: Sequence[OperatorRow], results: Iterable[int]
+) -> tuple[VectorTraffic, VectorTraffic]:
     """What the operators of both passes read and write, matrix products apart.
 
     What can run once a product is done, and before the next whose result it needs, is one fused kernel: it reads each
@@ -244,7 +244,7 @@ class _Phase:
     products: int = 0
     made: dict[int, dict[int, tuple[int, dict[int, int]]]] = field(default_factory=dict)
 
-    def traffic(self, used: set[int]) -> Traffic:
+    def traffic(self, used: set[int]) -> VectorTraffic:
         """A kernel reads what the tensors that are used were made of, and writes those; one without any need not run."""
         moved, launched = 0.0, self.products
         for kernel in self.made.values():
@@ -252,7 +252,7 @@ class _Phase:
             read = {storage: size for _, origin in written for storage, size in origin.items()}
             moved += sum(size for size, _ in written) + sum(read.values())
             launched += bool(written)
-        return Traffic(self.eager_bytes, moved, self.eager_kernels, launched)
+        return VectorTraffic(self.eager_bytes, moved, self.eager_kernels, launched)
 
 
 class _Kernels:
@@ -266,7 +266,7 @@ class _Kernels:
         self._next = 0  # the kernel that can read the last product
         self._lookups = 0
 
-    def of(self, rows: Iterable[Row]) -> _Phase:
+    def of(self, rows: Iterable[OperatorRow]) -> _Phase:
         """One pass."""
         self._next += 1
         first, phase = self._next, _Phase()
@@ -284,7 +284,7 @@ class _Kernels:
                 self._between(row, name, first, phase)
         return phase
 
-    def _between(self, row: Row, name: str, first: int, phase: _Phase) -> None:
+    def _between(self, row: OperatorRow, name: str, first: int, phase: _Phase) -> None:
         reads, written = row.read, sum(row.written.values())
         if name.startswith(_LOOKUPS) and not name.endswith("backward"):
             self._lookups += 1

@@ -41,7 +41,7 @@ _ELSEWHERE = ("link", "network")  # figures of what a step on one GPU does not u
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class AdvisedMachine:
     """What an advice rests on.
 
     Attributes:
@@ -64,7 +64,7 @@ class Advised:
 
 
 @functools.cache
-def machine_here(device: str, run: str) -> Machine | str:
+def machine_here(device: str, run: str) -> AdvisedMachine | str:
     """The rates of the GPU of this process; or why there is no advice for it, in one line with the way out.
 
     Args:
@@ -92,7 +92,7 @@ def machine_here(device: str, run: str) -> Machine | str:
     rates = rates_of(known, reached)
     if not rates.has_fp8:
         return f"convert=advised: {known.key} has no FP8 matrix units, so no layer pays; use the bf16 arms"
-    return Machine(rates, known.capability, sha256)
+    return AdvisedMachine(rates, known.capability, sha256)
 
 
 def content(run: str) -> str:
@@ -108,7 +108,7 @@ def content(run: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def advised(setup: Setup, machine: Machine) -> Advised:
+def advised(setup: Setup, machine: AdvisedMachine) -> Advised:
     """A set-up with a recipe, narrowed to the layers that pay; where none does, its control.
 
     Args:

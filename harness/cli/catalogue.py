@@ -13,13 +13,13 @@ from harness.store.words import listed, options_of, word
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from fp8core.extensions import Table
+    from fp8core.extensions import ExtensionTable
     from harness.engine.settings import PartConfig, SweepConfig
     from harness.timing.workload import Axis
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ListOptions:
     """python -m harness list: names that a command line takes, a line each
     python -m harness sweep=NAME --help has the axes and arms of one sweep
     """
@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: no such table or suite.
     """
-    if (options := options_of(Words, words or ["--help"])) is None:
+    if (options := options_of(ListOptions, words or ["--help"])) is None:
         return 0
     tables = {**_TABLES, "arms": lambda: _arms(options.suite)}
     if options.what not in tables:
@@ -84,7 +84,7 @@ def _absent(here: Sequence[str], every: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _axis(axis: Axis, here: object) -> str:
-    """Its meaning, the values of this sweep, and what else it takes."""
+    """Meaning of an axis, the values of this sweep, and what else it takes."""
     if here is None:
         here = axis.choices[0] if axis.default is None and axis.choices else axis.default
     said = f"{axis.doc}; here {_value(here)}" if here is not None else axis.doc
@@ -136,7 +136,7 @@ def _recipes() -> list[tuple[str, str]]:
     return [(name, _whose(RECIPES, name) + recipe.doc) for name, recipe in RECIPES.items()]
 
 
-def _whose(table: Table[Any], name: str) -> str:
+def _whose(table: ExtensionTable[Any], name: str) -> str:
     """The package that an entry is of, before what is said of it; "" for ours."""
     return f"[{owner.owner}, not ours] " if (owner := table.owner(name)) else ""
 

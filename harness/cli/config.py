@@ -76,7 +76,7 @@ def _refuse(axes: Any, known: Collection[str] | None) -> None:
 # Of the same keys and kinds as TimingConfig, and not frozen, so that Hydra may change it
 _KINDS = {"int": int, "float": float}
 _FIELDS = [(f.name, _KINDS[f.type], field(default=f.default)) for f in dataclasses.fields(TimingConfig)]  # type: ignore[index]
-Timing = dataclasses.make_dataclass("Timing", _FIELDS)
+TimingKeys = dataclasses.make_dataclass("TimingKeys", _FIELDS)
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Composed(SweepConfig):
     """What Hydra composes."""
 
     defaults: list[Any] = field(default_factory=lambda: ["_self_", {"sweep": "???"}])
-    timing: Any = field(default_factory=Timing)
+    timing: Any = field(default_factory=TimingKeys)
 
 
 KEYS = tuple({f.name for f in dataclasses.fields(SweepConfig)} - {"name", "question"})

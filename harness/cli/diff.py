@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class DiffOptions:
     """python -m harness diff: what changed between two runs: the set-up, what ran, times and where they went
     exit 0 compared; 2 the request could not be carried out
     """
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: not two runs, an unknown word, a run without a row, or a page that can't be written.
     """
-    if (options := options_of(Words, words)) is None:
+    if (options := options_of(DiffOptions, words)) is None:
         return 0
     runs = options.runs
     if len(runs) != 2:

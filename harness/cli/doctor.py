@@ -74,7 +74,7 @@ _COUNTED: dict[Code, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class DoctorOptions:
     """python -m harness doctor: what this machine can run, each tried by one tiny run, and the reasons where it cannot
     exit 0, also where much is missing; 1 something runs and computes wrongly; 2 the request could not be carried out
     """
@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: another argument, or device=cuda without one.
     """
-    if (options := options_of(Words, argv)) is None:
+    if (options := options_of(DoctorOptions, argv)) is None:
         return 0
     kind = environment.device_kind(options.device)
     out = terminal.console()

@@ -89,7 +89,7 @@ def _rows(run: Path) -> pd.DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ExportOptions:
     """python -m harness export: every metric of a run, curves too, as CSV or Parquet, or to a tracker"""
 
     run: str = word("RUN", "a run's folder, Parquet file or id")
@@ -102,7 +102,7 @@ class Words:
 
 def main(argv: Sequence[str]) -> int:
     """Exports one run; returns 0, or 2 by way of UsageError."""
-    if (options := options_of(Words, argv)) is None:
+    if (options := options_of(ExportOptions, argv)) is None:
         return 0
     if options.to:
         run = store.find_run(options.run, options.results_dir)

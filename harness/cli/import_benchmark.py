@@ -29,7 +29,7 @@ SAVE_DATA = "pytest --benchmark-save-data and asv --record-samples write them"
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ImportOptions:
     """python -m harness import: a JSON file of pytest-benchmark, asv or nvbench into the store, as one run"""
 
     file: Path = word("FILE.json")
@@ -38,7 +38,7 @@ class Words:
 
 def main(argv: Sequence[str]) -> int:
     """Imports one file; returns 0, or 2 by way of UsageError."""
-    if (options := options_of(Words, argv)) is None:
+    if (options := options_of(ImportOptions, argv)) is None:
         return 0
     folder, count, bare = import_file(options.file, options.results_dir)
     if bare:

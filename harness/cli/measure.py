@@ -17,7 +17,7 @@ from harness import report, store
 from harness.cli.cards import refuse_another_card
 from harness.cli.config import command_line
 from harness.engine import arms, executor, places, run_folder, runlog
-from harness.engine.arms import Limits, silence_s
+from harness.engine.arms import TimeLimits, silence_s
 from harness.engine.bench import Setting
 from harness.engine.plan import Task, nothing_compared
 from harness.engine.progress import Progress
@@ -31,23 +31,26 @@ from harness.machine.processes import interruptible, marked
 from harness.store import printer
 from harness.store.errors import UsageError
 from harness.store.private import public
+from harness.store.text import duration
+from harness.timing.workload import least_seconds
 from harness.training.batches import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from harness.cli.config import Request
-    from harness.engine.executor import Outcome, Place, What
+    from harness.engine.executor import Place, RunOutcome, What
     from harness.engine.places import Gpu
-    from harness.engine.plan import Plan
+    from harness.engine.plan import SweepPlan
     from harness.engine.settings import SweepConfig
     from harness.engine.shards import Shard
 
+WORTH_SAYING_S = 60.0
 NO_SPEED = "on a CPU this run tells numerics, memory and mechanisms, and nothing of FP8's speed on a GPU, for which advise answers"
 TOLD = 5  # reasons of one kind that the end of a run names; the report has all
 
 
-def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None) -> int:
+def run_plan(request: Request, plan: SweepPlan, gpus: Sequence[Gpu], shard: Shard | None) -> int:
     """Measures a plan, on devices that this process has to itself; returns the exit code.
 
     Raises:
@@ -75,7 +78,12 @@ def run_plan(request: Request, plan: Plan, gpus: Sequence[Gpu], shard: Shard | N
 
 
 def _run(
-    request: Request, plan: Plan, work: _Work, shard: Shard | None, console: Console, raw: runlog.RawOutput
+    request: Request,
+    plan: SweepPlan,
+    work: _Work,
+    shard: Shard | None,
+    console: Console,
+    raw: runlog.RawOutput,
 ) -> int:
     """The part of a sweep that has the folder of its run to itself."""
     config, started = request.config, time.perf_counter()
@@ -99,6 +107,10 @@ def _run(
         said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
     if config.device == "cpu" and not config.quiet and _compares_speed(plan):
         said.append(NO_SPEED)
+        if (least := _least_s(plan)) >= WORTH_SAYING_S:
+            said.append(
+                f"it takes {duration(least)} or more, at the rate at which this CPU multiplies now; fewer arms= take less"
+            )
     for line in said:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     note = runlog.ProgressFile(writer)
@@ -153,7 +165,7 @@ class _Work:
     done_arms: set[tuple[str, str]]
 
     @classmethod
-    def of(cls, config: SweepConfig, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None) -> _Work:
+    def of(cls, config: SweepConfig, plan: SweepPlan, gpus: Sequence[Gpu], shard: Shard | None) -> _Work:
         """Reads the machine and, where a run is resumed, what that run holds."""
         facts = environment.fingerprint(config.device)
         lanes = _lanes(config, plan, len(gpus))
@@ -176,7 +188,9 @@ class _Work:
         return cls(run_id, folder, where, lanes, conditions, changed, done, arms)
 
 
-def left_to_run(config: SweepConfig, plan: Plan, gpus: Sequence[Gpu], shard: Shard | None) -> Iterator[str]:
+def left_to_run(
+    config: SweepConfig, plan: SweepPlan, gpus: Sequence[Gpu], shard: Shard | None
+) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
     work = _Work.of(config, plan, gpus, shard)
     left = len(_units(plan, work.done, work.done_arms))
@@ -185,13 +199,13 @@ def left_to_run(config: SweepConfig, plan: Plan, gpus: Sequence[Gpu], shard: Sha
 
 def _measure(
     request: Request,
-    plan: Plan,
+    plan: SweepPlan,
     writer: runlog.LoggingWriter,
     work: _Work,
     console: Console,
     note: runlog.ProgressFile,
     raw: runlog.RawOutput,
-) -> Outcome:
+) -> RunOutcome:
     config, units = request.config, _units(plan, work.done, work.done_arms)
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
     with Progress.on(console, units, note, config.quiet) as progress:
@@ -223,7 +237,7 @@ def _measure(
             ),
             places=work.places,
             lanes=work.lanes,
-            limits=Limits(
+            limits=TimeLimits(
                 config.case_timeout_s or silence_s(request.timing),
                 config.case_wall_s or math.inf,
                 math.inf if config.budget_s is None else config.budget_s,
@@ -235,12 +249,25 @@ def _measure(
         )
 
 
-def _compares_speed(plan: Plan) -> bool:
+def _least_s(plan: SweepPlan) -> float:
+    """What the cases of a plan take at the least, by a tenth of a second of float32 products of 512 x 768 x 3072 here and now."""
+    import torch
+
+    a, b = torch.ones(512, 768), torch.ones(768, 3072)
+    began, calls = time.perf_counter(), 0
+    while (seconds := time.perf_counter() - began) < 0.1:
+        a @ b
+        calls += 1
+    rate = calls * 2 * 512 * 768 * 3072 / seconds
+    return sum(least_seconds(c.suite, c.case, c.runnable, rate) for c in plan.cases if c.runnable)
+
+
+def _compares_speed(plan: SweepPlan) -> bool:
     """Whether an arm with FP8 is timed."""
     return any(c.suite.ARMS[arm].recipe for c in plan.cases if not is_trial(c) for arm in c.runnable)
 
 
-def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
+def _units(plan: SweepPlan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
     """What a progress bar counts: a case that is timed, or a run of a trial suite."""
     waiting = [c for c in plan.cases if c.case.case_id not in done]
     return [
@@ -251,7 +278,7 @@ def _units(plan: Plan, done: set[str], done_arms: set[tuple[str, str]]) -> list[
     ]
 
 
-def _lanes(config: SweepConfig, plan: Plan, gpus: int) -> int:
+def _lanes(config: SweepConfig, plan: SweepPlan, gpus: int) -> int:
     """Training runs at once, no more than there are; each computes on one core of a CPU, and a GPU is not shared."""
     if not config.isolate:
         return 1
@@ -260,7 +287,7 @@ def _lanes(config: SweepConfig, plan: Plan, gpus: int) -> int:
     return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
 
 
-def _finish(config: SweepConfig, outcome: Outcome, plan: Plan, folder: Path, ended: str) -> int:
+def _finish(config: SweepConfig, outcome: RunOutcome, plan: SweepPlan, folder: Path, ended: str) -> int:
     """Prints what the rows say and where everything lies, writes the report where one is wanted; how many rows had failed
     before this command. The last lines name both paths.
     """
@@ -276,7 +303,7 @@ def _finish(config: SweepConfig, outcome: Outcome, plan: Plan, folder: Path, end
     for line in nothing_compared(plan):
         out(f"  {line}\n")
     try:
-        kept = max(0, _tell(folder, config.train.judge is not False) - outcome.statuses["failed"])
+        kept = max(0, _print_findings(folder, config.train.judge is not False) - outcome.statuses["failed"])
     except (UsageError, OSError) as error:
         out(f"no verdict: {error}\n")
     if kept:
@@ -293,7 +320,7 @@ def _finish(config: SweepConfig, outcome: Outcome, plan: Plan, folder: Path, end
     return kept
 
 
-def _tell(folder: Path, judged: bool = True) -> int:
+def _print_findings(folder: Path, judged: bool = True) -> int:
     """Prints what the rows say beside their numbers: the verdicts on training runs, and what is probably wrong; returns how
     many rows of the run have failed.
     """

@@ -60,12 +60,12 @@ JOIN_S = 1.0  # for threads that are about to end
 
 def internal_error(error: Exception) -> int:
     """Prints an exception that nothing was to raise; the exit code."""
-    raw_output.say("".join(traceback.format_exception(error)))
-    raw_output.say(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
+    raw_output.notify("".join(traceback.format_exception(error)))
+    raw_output.notify(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
     return INTERNAL
 
 
-def leave(code: int) -> int:
+def exit_with(code: int) -> int:
     """The exit code; this process ends here where a thread of an arm would keep it alive for ever.
 
     So would a server of processes that is stopped: an interpreter that exits waits for those that it forked.

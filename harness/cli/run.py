@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.cli.seeds_needed import seeds_needed
 from harness.engine import places, shards
-from harness.engine.plan import Plan, describe, make_plan
+from harness.engine.plan import SweepPlan, describe, make_plan
 from harness.machine import raw_output
 from harness.store import extensions
 from harness.suites import SUITES
@@ -31,7 +31,7 @@ def run_request(request: Request) -> int:
     if any(map(extensions.names, extensions.TABLES)):
         from harness.suites.extended import faults
 
-        raw_output.say("".join(f"warning: {why}\n" for why in faults().values()))
+        raw_output.notify("".join(f"warning: {why}\n" for why in faults().values()))
     shard = None if config.shard is None else shards.parse(config.shard)
     if shard is not None:
         plan = shards.share(plan, shard)
@@ -46,7 +46,7 @@ def run_request(request: Request) -> int:
     if not config.dry_run or config.resume:
         from harness.cli import measure  # pandas, a pool, a report
 
-        raw_output.say("".join(f"{line}\n" for line in made_up))
+        raw_output.notify("".join(f"{line}\n" for line in made_up))
         if not config.dry_run:
             return measure.run_plan(request, plan, gpus, shard)
     left = measure.left_to_run(config, plan, gpus, shard) if config.resume else []
@@ -64,7 +64,7 @@ def run_request(request: Request) -> int:
     return 0
 
 
-def _made_up_batches(plan: Plan) -> Iterator[str]:
+def _made_up_batches(plan: SweepPlan) -> Iterator[str]:
     """What the models of the user that are trained without `model.batch` read instead."""
     for name in dict.fromkeys(str(dict(c.case.axes).get("model", "")) for c in plan.cases):
         if name.startswith("{") and "batch" not in json.loads(name):
@@ -72,7 +72,7 @@ def _made_up_batches(plan: Plan) -> Iterator[str]:
 
             spec = resolve(name)
             assert isinstance(spec, UserModel)
-            yield f"model.batch is not named: {spec.tokens.said}"
+            yield f"model.batch is not named: {spec.tokens.sentence}"
 
 
 def _called_for_a_dry_run(config: SweepConfig) -> Iterator[str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class RunsOptions:
     """python -m harness runs: the runs of a results folder, newest first: what, where, state, what its rows say, its page"""
 
     last: int = key("how many", 20, span=(1, 10_000))
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: there is no run, or the index can't be written.
     """
-    if (options := options_of(Words, argv)) is None:
+    if (options := options_of(RunsOptions, argv)) is None:
         return 0
     reports = Path(options.reports_dir)
     folders, older = newest_first(Path(options.results_dir), "**", options.last)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from harness.store import run_files
 
 if TYPE_CHECKING:
-    from harness.engine.plan import Plan
+    from harness.engine.plan import SweepPlan
     from harness.engine.settings import SweepConfig
     from harness.judge.verdict.stored_noise import SeedsNeeded
 
 PUBLISHED = Path("results/published")
 
 
-def seeds_needed(config: SweepConfig, plan: Plan) -> SeedsNeeded | None:
+def seeds_needed(config: SweepConfig, plan: SweepPlan) -> SeedsNeeded | None:
     """What stored runs say of the training runs of a plan; None where none are planned, or none is to be judged.
 
     Args:

@@ -23,7 +23,7 @@ EXITS = {"PASS": Exit.OK, "FAIL": Exit.NUMERICS, "INCONCLUSIVE": Exit.INCONCLUSI
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class VerdictOptions:
     """python -m harness verdict: loss curves of anyone's runs, judged: CSV, W&B's and Lightning's among them, JSONL, Parquet, trainer_state.json, TensorBoard, text logs
     exit 0 PASS; 4 FAIL; 6 INCONCLUSIVE; 2 the request could not be carried out
     """
@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: a side without files, a file that cannot be read, an option that is none.
     """
-    if (options := options_of(Words, words)) is None:
+    if (options := options_of(VerdictOptions, words)) is None:
         return 0
     from harness.judge.verdict.rule import verdict
 
@@ -87,7 +87,7 @@ def main(words: Sequence[str]) -> int:
             raise UsageError(
                 f"cannot write {options.output} ({error.strerror}); choose another place with -o FILE.html"
             ) from error
-        terminal.say(where, f"page     {options.output}")
+        terminal.print_text(where, f"page     {options.output}")
     return EXITS[found.outcome]
 
 

@@ -56,7 +56,7 @@ from harness.timing import compiling
 from harness.timing.clock import EventClock, HostClock
 from harness.timing.peak import reaches
 from harness.timing.timers import CpuTimer, CudaTimer, RanksTimer, Timer, release_memory, timer_for
-from harness.timing.workload import Suite, Trial, TrialSuite
+from harness.timing.workload import Suite, TrialOutcome, TrialSuite
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from harness.store.measurement import Measurement
     from harness.timing.workload import Workload
 
-Tell = Callable[[Stage | Steps], None]
+OnStage = Callable[[Stage | Steps], None]
 
 REPORT_S = 0.2  # between two messages about the steps of one run
 LARGE = 2**20  # bytes of an output by which no second one is kept
@@ -118,7 +118,7 @@ class Conditions:
 
     @classmethod
     def here(cls, memory_bytes: int | None = None, variables: Mapping[str, str] | None = None) -> Conditions:
-        """Those of this process; `variables` are added to its environment."""
+        """The settings of this process; `variables` are added to its environment."""
         environ = {**os.environ, **(variables or {})}
         return cls(environ, str(Path.cwd()), torch.get_num_threads(), memory_bytes)
 
@@ -162,7 +162,7 @@ def serve(parent: Connection, output: Connection, conditions: Conditions, seat: 
         parent.send_bytes(answer)
 
 
-def answered(fn: Callable[..., Any], args: tuple[Any, ...], tell: Tell, caught: Any) -> bytes:
+def answered(fn: Callable[..., Any], args: tuple[Any, ...], tell: OnStage, caught: Any) -> bytes:
     """What a call returns, or what it raised, as JSON; and of an exception that became rows whose fault it may be."""
     _raised.clear()
     try:
@@ -350,23 +350,23 @@ _raised: dict[str, Any] = {}  # by the call under way, by the clock that all pro
 device_timer = functools.cache(timer_for)
 
 
-def started_threads(tell: Tell) -> str:
-    """See `harness.machine.fork_server`."""
+def started_threads(tell: OnStage) -> str:
+    """Names of threads that run after a fork, as `harness.machine.fork_server` asks for them."""
     return fork_server.started_threads
 
 
-def refuse(tell: Tell, why: str) -> None:
+def refuse(tell: OnStage, why: str) -> None:
     """Answer that a call cannot be made."""
     raise RemoteError(why, Cause.ERROR)
 
 
-def join(tell: Tell) -> None:
+def join(tell: OnStage) -> None:
     """Meet the other ranks."""
     ranks.join(_seats[0])
     process_state.begin()
 
 
-def clear(tell: Tell, device: str) -> dict[str, Any]:
+def clear(tell: OnStage, device: str) -> dict[str, Any]:
     """Give up all arms; the resident bytes of this process, and what they have set for it."""
     _held.clear()
     compiling.reset()
@@ -384,7 +384,7 @@ def lost(device: str) -> str:
     return _spoiled[0] if _spoiled else ""
 
 
-def prepare(tell: Tell, planned: PlannedCase, name: str, setting: Setting) -> dict[str, Any]:
+def prepare(tell: OnStage, planned: PlannedCase, name: str, setting: Setting) -> dict[str, Any]:
     """Build, compile and check an arm; only one that is right may be timed.
 
     Returns:
@@ -432,7 +432,7 @@ def begin_alike(seed: int) -> None:
 
 
 def _prepared(
-    tell: Tell, planned: PlannedCase, name: str, setting: Setting, timer: Timer, rows: list[Measurement]
+    tell: OnStage, planned: PlannedCase, name: str, setting: Setting, timer: Timer, rows: list[Measurement]
 ) -> PreparedArm | None:
     suite, info = planned.suite, planned.suite.ARMS[name]
     assert isinstance(suite, Suite)
@@ -529,21 +529,21 @@ def _first_call(work: Workload, timer: Timer) -> float:
         return time.perf_counter() - started
 
 
-def enter(tell: Tell, arm: str) -> None:
+def allocate(tell: OnStage, arm: str) -> None:
     """Make the memory of a resident arm."""
     held = _held[arm]
     assert held.work.resident is not None
     held.memory.enter_context(held.work.resident())
 
 
-def leave(tell: Tell, arm: str, device: str) -> None:
+def release(tell: OnStage, arm: str, device: str) -> None:
     """Free it, for the other processes too."""
     _held[arm].memory.close()
     if device == "cuda":
         release_memory()
 
 
-def call(tell: Tell, arm: str, closure: str, times: int) -> None:
+def call(tell: OnStage, arm: str, closure: str, times: int) -> None:
     """Call a closure, and wait for the device."""
     fn = _held[arm].closure(closure)
     for _ in range(times):
@@ -552,7 +552,7 @@ def call(tell: Tell, arm: str, closure: str, times: int) -> None:
 
 
 def sample(
-    tell: Tell,
+    tell: OnStage,
     arm: str,
     closure: str,
     way: str,
@@ -611,7 +611,7 @@ def _place(device: str) -> tuple[int, ...]:
     return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
 
 
-def finish(tell: Tell, arm: str) -> dict[str, Any]:
+def finish(tell: OnStage, arm: str) -> dict[str, Any]:
     """Why the times of an arm do not count, with its cause, and what its workload has found meanwhile.
 
     What the compiler did since it was first timed fails arms that are compiled.
@@ -622,7 +622,7 @@ def finish(tell: Tell, arm: str) -> dict[str, Any]:
     return {"fault": fault, "cause": cause, "resolved": held.work.resolved}
 
 
-def trial(tell: Tell, planned: PlannedCase, arm: str, device: str, workspace: Path) -> dict[str, Any]:
+def trial(tell: OnStage, planned: PlannedCase, arm: str, device: str, workspace: Path) -> dict[str, Any]:
     """Make a run of a trial suite to its end."""
     suite, last, trace = planned.suite, 0.0, ""
     assert isinstance(suite, TrialSuite)
@@ -638,7 +638,7 @@ def trial(tell: Tell, planned: PlannedCase, arm: str, device: str, workspace: Pa
         made = suite.trial(planned.case, arm, device, workspace, on_step)
     except Exception as error:  # noqa: BLE001 - whatever a suite raises becomes a row; the other runs go on
         trace = "".join(traceback.format_exception(error))[-4000:]
-        made = Trial((), failure=_words(error), cause=cause_of(error, Cause.RUN))
+        made = TrialOutcome((), failure=_words(error), cause=cause_of(error, Cause.RUN))
         _note(error)
     return {
         "series": [

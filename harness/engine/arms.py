@@ -53,7 +53,7 @@ LEAK_BYTES = (
     2**30
 )  # of resident memory above what the first case of a process left: then another takes its place
 
-Tell = Callable[[Stage | Steps | list[str]], None]
+OnMessage = Callable[[Stage | Steps | list[str]], None]
 Meanwhile = Callable[[], object] | None
 _anew: list[str] = []  # why processes are not forked
 
@@ -68,7 +68,7 @@ UNFIT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """How long things may take.
 
     Attributes:
@@ -123,17 +123,17 @@ class ArmRunner:
         watch_stops()
         process_state.begin()
 
-    def ask(self, fn: Callable[..., Any], *args: Any, **how: Any) -> Any:
-        """`ask_each`, of the first rank or of the one at fault."""
-        return self.ask_each(fn, *args, **how)[0]
+    def call(self, fn: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        """`call_each`, of the first rank or of the one at fault."""
+        return self.call_each(fn, *args, **how)[0]
 
-    def ask_each(
+    def call_each(
         self,
         fn: Callable[..., Any],
         *args: Any,
         what: str = "",
         meanwhile: Meanwhile = None,
-        tell: Tell = lambda sign: None,
+        tell: OnMessage = lambda sign: None,
     ) -> list[Any]:
         """What `fn(tell, *args)` returns there, as JSON has it, by rank; where one is at fault, its result alone.
 
@@ -155,7 +155,7 @@ class ArmRunner:
         return [answer["result"] for answer in answers]
 
     def _answers(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
+        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: OnMessage
     ) -> list[dict[str, Any]]:
         if self.lost:
             raise RemoteError(self.lost, Cause.DEVICE_LOST)
@@ -189,14 +189,14 @@ class Process(ArmRunner):
     """
 
     def __init__(
-        self, conditions: Conditions, limits: Limits, tell: Tell, world: int = 1, device: str = "cpu"
+        self, conditions: Conditions, limits: TimeLimits, tell: OnMessage, world: int = 1, device: str = "cpu"
     ) -> None:
         self._limits, self.fault, self.until, self.world = limits, "", math.inf, world
         self._tell, self._conditions, self._device = tell, conditions, device
         try:
             self._start()
             # A suite's module makes arms of all installed peers, asked for or not, and so imports them in the server
-            culprits = self.ask_each(arm_process.started_threads, what="its start") if not _anew else []
+            culprits = self.call_each(arm_process.started_threads, what="its start") if not _anew else []
             if culprit := next(filter(None, culprits), ""):
                 _anew.append(
                     f"importing {culprit} starts threads, which a fork does not take over: each process is started anew, in "
@@ -207,7 +207,7 @@ class Process(ArmRunner):
                 self.fault = ""
                 self._start()
             if world > 1:
-                self.ask(arm_process.join, what="its start")
+                self.call(arm_process.join, what="its start")
         except BaseException:
             self.close()
             raise
@@ -238,7 +238,7 @@ class Process(ArmRunner):
         return lambda lines: self._tell([f"rank {rank}: {line}" for line in lines])
 
     def _answers(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: Tell
+        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: OnMessage
     ) -> list[dict[str, Any]]:
         if self.fault:
             raise RemoteError(self.fault, Cause.DIED)
@@ -369,7 +369,11 @@ class ArmPool:
     """
 
     def __init__(
-        self, conditions: Conditions | None, limits: Limits, device: str, tell: Tell = lambda sign: None
+        self,
+        conditions: Conditions | None,
+        limits: TimeLimits,
+        device: str,
+        tell: OnMessage = lambda sign: None,
     ) -> None:
         self._conditions, self._limits, self._device, self._tell = conditions, limits, device, tell
         self.runners: dict[str, ArmRunner] = {}
@@ -432,7 +436,7 @@ class ArmPool:
         for key, runner in list(self.runners.items()):
             resident, changed = LEAK_BYTES * 1024, []
             with suppress(*UNFIT, LateError):
-                left = runner.ask(arm_process.clear, self._device, what="the end of its case")
+                left = runner.call(arm_process.clear, self._device, what="the end of its case")
                 resident, changed = int(left["resident"]), [str(code) for code in left["changed"]]
             if changed:
                 noted[key] = {"process_changed": changed}
@@ -490,24 +494,24 @@ class RemoteArm:
             **{field: facts[field] for field in arm_process.PLAIN},
         )
 
-    def ask_each(self, fn: Callable[..., Any], *args: Any, meanwhile: Meanwhile = None) -> list[Any]:
-        """See `ArmRunner.ask_each`."""
+    def call_each(self, fn: Callable[..., Any], *args: Any, meanwhile: Meanwhile = None) -> list[Any]:
+        """See `ArmRunner.call_each`."""
         what = f"timing began in arm {self.name}"
-        return self._runner.ask_each(fn, self.name, *args, what=what, meanwhile=meanwhile)
+        return self._runner.call_each(fn, self.name, *args, what=what, meanwhile=meanwhile)
 
     @contextmanager
     def _resident(self) -> Iterator[None]:
-        self.ask_each(arm_process.enter)
+        self.call_each(arm_process.allocate)
         try:
             yield
         finally:
             with suppress(RemoteError):  # a fault was raised where it happened
-                self.ask_each(arm_process.leave, self._device)
+                self.call_each(arm_process.release, self._device)
 
     def finish(self) -> tuple[str, Cause]:
         """Why its times do not count, and the cause; takes in what its workload has found meanwhile."""
         try:
-            every = self.ask_each(arm_process.finish)
+            every = self.call_each(arm_process.finish)
         except RemoteError as error:  # a timing that failed by it has its own words for it
             return f"what it did while it was timed is not known: {one_line(error)}", error.cause
         assert isinstance(self.workload.resolved, dict)
@@ -517,7 +521,12 @@ class RemoteArm:
 
 
 def prepared(
-    arm_pool: ArmPool, planned: PlannedCase, name: str, setting: Setting, rows: list[Measurement], tell: Tell
+    arm_pool: ArmPool,
+    planned: PlannedCase,
+    name: str,
+    setting: Setting,
+    rows: list[Measurement],
+    tell: OnMessage,
 ) -> tuple[PreparedArm, RemoteArm] | None:
     """Build, compile and check an arm in its process.
 
@@ -534,7 +543,7 @@ def prepared(
     """
     try:
         runner = arm_pool.of(name)
-        made = runner.ask(
+        made = runner.call(
             arm_process.prepare, planned, name, setting, what=f"it was begun in arm {name}", tell=tell
         )
         for sent in made["rows"]:
@@ -577,7 +586,7 @@ class RemoteClosure:
     def wait(self) -> None:
         """Make the calls that are queued."""
         if queued := self.take_queued():
-            self.arm.ask_each(arm_process.call, self.name, queued)
+            self.arm.call_each(arm_process.call, self.name, queued)
 
 
 class RemoteTimer:
@@ -609,7 +618,7 @@ class RemoteTimer:
         split: Split | None = None,
     ) -> list[float]:
         how = (fn.name, way, n, calls, fn.take_queued(), self._on_host, self._rotating, split is not None)
-        every = fn.arm.ask_each(arm_process.sample, *how, meanwhile=probe)
+        every = fn.arm.call_each(arm_process.sample, *how, meanwhile=probe)
         self.late = max(taken["late"] for taken in every)
         self.disturbed = next((taken["disturbed"] for taken in every if taken["disturbed"]), "")
         if split is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from harness.engine.arms import ArmPool, RemoteArm, RemoteTimer, Tell, prepared
+from harness.engine.arms import ArmPool, OnMessage, RemoteArm, RemoteTimer, prepared
 from harness.engine.rows import PreparedArm, energy_row, partial_row, row, skipped_rows, split_row, time_row
 from harness.engine.stages import Stage, StageKind
 from harness.machine import environment
@@ -61,7 +61,7 @@ def measure_case(
     monitor: Monitor,
     *,
     sustained: bool = False,
-    tell: Tell = lambda sign: None,
+    tell: OnMessage = lambda sign: None,
     on_rows: Callable[[list[Measurement]], None] | None = None,
     turns: Turns | None = None,
 ) -> list[Measurement]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.engine import arm_process
-from harness.engine.arms import UNFIT, ArmPool, Limits, failed_row
+from harness.engine.arms import UNFIT, ArmPool, TimeLimits, failed_row
 from harness.engine.bench import Setting, measure_case
 from harness.engine.plan import Task
 from harness.engine.rows import all_arms, is_trial, row, skipped_rows, trial_rows
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     from harness import store
     from harness.engine.arm_process import Conditions
-    from harness.engine.plan import Plan, PlannedCase
+    from harness.engine.plan import PlannedCase, SweepPlan
     from harness.engine.turns import Turns
     from harness.store.measurement import Measurement
 
 What = Mark | Stage | Steps | list[str]  # the last: lines that a process printed
-Tell = Callable[[Task | None, What], None]
+OnTask = Callable[[Task | None, What], None]
 
 
 class _DiskError(Exception):
@@ -53,7 +53,7 @@ class _StoppedError(Exception):
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: rows by status, and the state that is recorded with it."""
 
     state: str
@@ -81,20 +81,20 @@ class Place:
 
 
 def run(
-    plan: Plan,
+    plan: SweepPlan,
     writer: store.RunWriter,
     setting: Setting,
     *,
     places: Sequence[Place] = (),
     lanes: int = 1,
-    limits: Limits | None = None,
-    tell: Tell = lambda task, what: None,
+    limits: TimeLimits | None = None,
+    tell: OnTask = lambda task, what: None,
     done: Iterable[str] = (),
     done_arms: Iterable[tuple[str, str]] = (),
     monitor: Any = None,
     clock: Callable[[], float] = time.perf_counter,
     turns: Turns | None = None,
-) -> Outcome:
+) -> RunOutcome:
     """Measures every case that is not in `done`; rows are durable before the next case of that place starts.
 
     Ctrl-C and a refusing disk end the run, never with rows lost: the outcome's state says which it was.
@@ -116,7 +116,7 @@ def run(
     finished, made = set(done), set(done_arms)
     waiting = [c for c in plan.cases if c.case.case_id not in finished]
     timed, trials = [c for c in waiting if not is_trial(c)], [c for c in waiting if is_trial(c)]
-    under_way = _Run(writer, setting, limits or Limits(), tell, monitor, clock, turns)
+    under_way = _Run(writer, setting, limits or TimeLimits(), tell, monitor, clock, turns)
     headline = plan.headline(setting.timing.sustained_max_cases) if setting.device == "cuda" else set()
     try:
         for alone in (False, True) if len(places) > 1 else (None,):
@@ -154,15 +154,15 @@ class _Run:
         self,
         writer: store.RunWriter,
         setting: Setting,
-        limits: Limits,
-        tell: Tell,
+        limits: TimeLimits,
+        tell: OnTask,
         monitor: Any,
         clock: Callable[[], float],
         turns: Turns | None,
     ) -> None:
         self.turns = turns
         self.writer, self.setting, self.limits = writer, setting, limits
-        self.outcome = Outcome("finished")
+        self.outcome = RunOutcome("finished")
         self._tell, self._monitor, self._clock = tell, monitor, clock
         self._started = clock()
         self._lost = ""
@@ -333,7 +333,7 @@ def _trial(task: Task, arm_pool: ArmPool, device: str, tell: Callable[[What], No
     arm_pool.begin([task.arm], world_of(task.planned.suite, task.case))
     try:
         args = (task.planned, task.arm, device, task.workspace)
-        made = arm_pool.of(task.arm).ask(arm_process.trial, *args, what="its start", tell=tell)
+        made = arm_pool.of(task.arm).call(arm_process.trial, *args, what="its start", tell=tell)
         rows = trial_rows(task.planned, task.arm, made)
     except UNFIT as error:
         rows = [failed_row(task.planned, task.arm, error)]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 END_S = 15.0  # for an answer to what needs no work
 JOIN_S = 1.0  # for a thread that has its answer
 CALLS = (
-    "started_threads", "join", "prepare", "enter", "leave", "call", "sample", "finish", "clear", "trial",
+    "started_threads", "join", "prepare", "allocate", "release", "call", "sample", "finish", "clear", "trial",
 )  # fmt: skip
 _numbers = itertools.count()  # of the processes that a rank is to start
 
@@ -66,12 +66,12 @@ class Far:
         self._number, self._store = next(_numbers), torchrun.client()
         self._ours, heard = Pipe(duplex=False)
         self._heard, self._why, self._killed = 0, "", False  # answers; why there are no more
-        self._tell("start", version=VERSION, meeting=meeting, anew=anew)
+        self._send("start", version=VERSION, meeting=meeting, anew=anew)
         self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
         self._listener.start()
 
-    def _tell(self, do: str, **more: Any) -> None:
-        torchrun.tell(self._store, self.rank, do=do, number=self._number, **more)
+    def _send(self, do: str, **more: Any) -> None:
+        torchrun.send(self._store, self.rank, do=do, number=self._number, **more)
 
     def _listen(self, heard: Connection) -> None:
         """Hands on its answers, by a client of its own: a client that waits does nothing else."""
@@ -88,7 +88,7 @@ class Far:
     def send(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """See `Served`."""
         with suppress(RuntimeError):  # the store is gone: its answer says so
-            self._tell("call", call=fn.__name__, args=[_as_data(one) for one in args])
+            self._send("call", call=fn.__name__, args=[_as_data(one) for one in args])
 
     def waited(self) -> list[Any]:
         """See `Served`."""
@@ -117,7 +117,7 @@ class Far:
 
     def stack(self) -> str:
         """See `Served`."""
-        self._tell("where")
+        self._send("where")
         return str(self._reply("where", SIGN_S + END_S) or "")
 
     def kill(self) -> None:
@@ -125,7 +125,7 @@ class Far:
         if not self._killed:
             self._killed = True
             with suppress(RuntimeError):  # the store is gone: so is the rank
-                self._tell("end")
+                self._send("end")
 
     def join(self, until: Deadline) -> None:
         """Waits until that is gone."""
@@ -141,7 +141,7 @@ class Far:
         self._listener.join(max(until.left(), JOIN_S))
 
     def close(self) -> None:
-        """Its process is gone."""
+        """Close this side of the channel: the process is gone."""
         self._ours.close()
 
     def _reply(self, what: str, seconds: float) -> Any:
@@ -230,7 +230,7 @@ class Follower:
         lines: list[str] = []
         one = Served(arm_process.Conditions.here(), lines.extend, seat, anew=bool(message["anew"]))
         words = one, lines, f"from/{self._rank}/{number}"
-        self._mine[number] = one, threading.Thread(target=_tell_answers, args=words, daemon=True)
+        self._mine[number] = one, threading.Thread(target=_send_answers, args=words, daemon=True)
         self._mine[number][1].start()
 
     def _called(self, message: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -258,7 +258,7 @@ class Follower:
         return self._cases[given["case"]]
 
 
-def _tell_answers(one: Served, lines: list[str], key: str) -> None:
+def _send_answers(one: Served, lines: list[str], key: str) -> None:
     """Hands the answers of this rank's process to rank 0, until it has ended."""
     store = torchrun.client()
     with suppress(RuntimeError):

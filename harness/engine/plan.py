@@ -109,7 +109,7 @@ class PlannedCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """All cases of a command line, and the product of axes behind each part; of a shard, its own and those elsewhere."""
 
     cases: tuple[PlannedCase, ...]
@@ -123,7 +123,7 @@ class Plan:
         return {c.case.case_id for c in ranked[:most]}
 
 
-def make_plan(config: SweepConfig, suites: Mapping[str, Plannable]) -> Plan:
+def make_plan(config: SweepConfig, suites: Mapping[str, Plannable]) -> SweepPlan:
     """Expands a composed configuration.
 
     Args:
@@ -149,7 +149,7 @@ def make_plan(config: SweepConfig, suites: Mapping[str, Plannable]) -> Plan:
     if not any(c.runnable for c in cases):
         raise UsageError(_nothing_runs(cases, str(config.device)))
     _check_requests(config, cases)
-    return Plan(tuple(cases), products)
+    return SweepPlan(tuple(cases), products)
 
 
 @dataclass(slots=True)
@@ -338,7 +338,7 @@ def _plan_part(part: _Part, config: SweepConfig) -> tuple[list[PlannedCase], str
     planned, told = [], time.monotonic()
     for number, case in enumerate(cases):
         if time.monotonic() - told > TELL_S:
-            raw_output.say(f"planned {number} of {len(cases)} cases of {part.name}\n")
+            raw_output.notify(f"planned {number} of {len(cases)} cases of {part.name}\n")
             told = time.monotonic()
         reasons = {arm: why for arm in arms if (why := _unsupported(suite, case, arm, device))}
         for arm, why in reasons.items():
@@ -418,11 +418,11 @@ def _nothing_runs(cases: list[PlannedCase], device: str) -> str:
     return f"none of the arms asked for can run on this device ({device}): {shown}"
 
 
-def describe(plan: Plan) -> Iterator[str]:
+def describe(plan: SweepPlan) -> Iterator[str]:
     """The lines that `dry_run=true` prints: each product, what all its cases share, and of every case the rest."""
     for part, product in plan.products.items():
         yield f"{part}: {product}"
-        told = {c.case.case_id: _told(c) for c in plan.cases if c.part == part}
+        told = {c.case.case_id: _described(c) for c in plan.cases if c.part == part}
         shared = set.intersection(*map(set, told.values())) if len(told) > 1 else set()
         if shared:
             yield "  each: " + " ".join(word for word in next(iter(told.values())) if word in shared)
@@ -433,7 +433,7 @@ def describe(plan: Plan) -> Iterator[str]:
     yield f"{len(plan.cases)} cases in all{others}; nothing was measured (dry_run=true)"
 
 
-def nothing_compared(plan: Plan) -> Iterator[str]:
+def nothing_compared(plan: SweepPlan) -> Iterator[str]:
     """A line where no arm stands beside the one that it is compared with, though the suites have such arms."""
     cases = (*plan.cases, *plan.elsewhere)
     pairs = [(c.suite.ARMS[arm].baseline, c.runnable) for c in cases for arm in c.runnable]
@@ -444,7 +444,7 @@ def nothing_compared(plan: Plan) -> Iterator[str]:
         yield f"nothing is compared: {arms} without the arm that it is compared with; list arms SUITE names them"
 
 
-def _told(planned: PlannedCase) -> list[str]:
+def _described(planned: PlannedCase) -> list[str]:
     """What is to be said of a case, in words that cases may share: its axes, its arms, and those that it leaves out."""
     axes = [f"{name}={value}" for name, value in planned.case.shared.items()]
     skipped = [f"\n      {arm} {why.status}: {why.reason}" for arm, why in planned.unsupported.items()]

@@ -149,7 +149,12 @@ class Progress:
             elif isinstance(what, Stage):
                 arms = task.planned.runnable
                 if what.kind in _OF_ARM:
-                    self._move(key, (arms.index(what.arm) + _OF_ARM[what.kind]) / (2 * len(arms)))
+                    share, at = _OF_ARM[what.kind], arms.index(what.arm)
+                    if self._open[key] < (at + _OF_ARM[StageKind.COMPILE]) / (2 * len(arms)):
+                        share = min(
+                            share, _OF_ARM[StageKind.COMPILE]
+                        )  # nothing was compiled, and the check is what takes long
+                    self._move(key, (at + share) / (2 * len(arms)))
                 else:
                     self._move(key, _OF_CASE[what.kind])
                 self._stage = str(what)

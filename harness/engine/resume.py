@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.engine.plan import Plan
+    from harness.engine.plan import SweepPlan
 
 
 def changes(folder: Path, conditions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -75,7 +75,7 @@ def refuse(run_id: str, changed: Sequence[str]) -> None:
         )
 
 
-def stored_cases(folder: Path, plan: Plan) -> set[str]:
+def stored_cases(folder: Path, plan: SweepPlan) -> set[str]:
     """Ids of the cases of a plan that a run holds already with all of their arms, for resume=.
 
     Raises:
@@ -93,7 +93,7 @@ def stored_cases(folder: Path, plan: Plan) -> set[str]:
     }
 
 
-def _refuse_other_inputs(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
+def _refuse_other_inputs(run_id: str, rows: pd.DataFrame, plan: SweepPlan) -> None:
     """A text and ceilings go by a name, which leaves open what lies there: the sha256 in the rows says it."""
     of_case = rows.groupby("case_id")["resolved"].agg(set)
     for case in (c.case for c in plan.cases if c.case.case_id in of_case.index):
@@ -119,7 +119,7 @@ def _refuse_other_inputs(run_id: str, rows: pd.DataFrame, plan: Plan) -> None:
             )
 
 
-def stored_arms(folder: Path, plan: Plan, done: set[str]) -> set[tuple[str, str]]:
+def stored_arms(folder: Path, plan: SweepPlan, done: set[str]) -> set[tuple[str, str]]:
     """(case id, arm) of the runs of trial suites that a run holds of unfinished cases already, for resume=."""
     rows = store.open_run(folder)
     rows = rows[~rows["retryable"]]

@@ -77,7 +77,7 @@ def row(
 
 
 def all_arms(planned: PlannedCase, status: str, reason: str, cause: Cause) -> list[Measurement]:
-    """The same row for each arm of a case."""
+    """One row for each arm of a case, alike but for the arm."""
     return [row(planned, arm, status, reason=reason, cause=cause) for arm in planned.arms]
 
 
@@ -106,7 +106,7 @@ def trial_rows(planned: PlannedCase, arm: str, made: Mapping[str, Any]) -> list[
 
 
 def about(error: BaseException) -> dict[str, object]:
-    """For `resolved`: what is known of an exception beside its one line."""
+    """What is known of an exception beside its one line, for `resolved`."""
     if isinstance(error, MemoryShortageError):
         return error.facts
     return {"traceback": "".join(traceback.format_exception(error))[-4000:]}

@@ -53,7 +53,7 @@ def held(folder: Path, patience_s: float = 0.0) -> Iterator[None]:
         except Timeout:
             if holder(path) or not patience_s:
                 raise
-            raw_output.say(f"waits up to {patience_s:g} s: {_refusal(path)}\n")
+            raw_output.notify(f"waits up to {patience_s:g} s: {_refusal(path)}\n")
             lock.acquire(patience_s)
     except Timeout:
         raise _refusal(path) from None

@@ -97,7 +97,7 @@ class ProgressFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class ProgressNote:
     """What a run or one shard of it last said: `share` of `total` cases is done; `written` in seconds since 1970."""
 
     state: str
@@ -107,7 +107,7 @@ class Note:
     written: float
 
 
-def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Note]:
+def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[ProgressNote]:
     """What a run said last; of one that is spread, what the shards of its latest spread said.
 
     Nothing is asked of the processes, which may be on other machines, but of one on this machine whether it lives.
@@ -116,7 +116,7 @@ def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Note
         folder: of the run.
         asked: when a process of this host began, None where it is gone.
     """
-    spreads: dict[str, list[Note]] = {}
+    spreads: dict[str, list[ProgressNote]] = {}
     for path in (folder, *sorted(folder.glob("shard-*-of-*"))):
         spread = re.fullmatch(r"shard-\d+-of-(\d+)", path.name) if path != folder else None
         if (note := _note(path / run_files.PROGRESS, asked)) is not None:
@@ -124,7 +124,7 @@ def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Note
     return max(spreads.values(), key=lambda every: max(note.written for note in every), default=[])
 
 
-def _note(file: Path, asked: Callable[[int], int | None]) -> Note | None:
+def _note(file: Path, asked: Callable[[int], int | None]) -> ProgressNote | None:
     try:
         said = run_files.read_object(file)
         state, here = str(said["state"]), said["host"] == this_host() != ""
@@ -132,13 +132,15 @@ def _note(file: Path, asked: Callable[[int], int | None]) -> Note | None:
             state = GONE
         share, text = float(said["share"]), str(said.get("message") or said.get("text", ""))
         return (
-            Note(state, int(said["total"]), share, text, float(said["written"])) if 0 <= share <= 1 else None
+            ProgressNote(state, int(said["total"]), share, text, float(said["written"]))
+            if 0 <= share <= 1
+            else None
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None  # not there yet, or not ours
 
 
-def progress(every: Iterable[Note], now: float) -> str:
+def progress(every: Iterable[ProgressNote], now: float) -> str:
     """How far a run is, in words; "" where none of its processes runs, or should."""
     every = list(every)
     if any(note.state == GONE for note in every):

@@ -19,7 +19,7 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.engine.plan import Plan, PlannedCase
+    from harness.engine.plan import PlannedCase, SweepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def parse(text: str) -> Shard:
     return shard
 
 
-def share(plan: Plan, shard: Shard) -> Plan:
+def share(plan: SweepPlan, shard: Shard) -> SweepPlan:
     """What one shard measures of a plan, in the order of the plan."""
     mine = deal([cost for _, cost in costs(plan.cases)], shard.count)
     chosen = [planned for planned, owner in zip(plan.cases, mine, strict=True) if owner == shard.index]

@@ -25,7 +25,7 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from harness.engine.plan import Plan
+    from harness.engine.plan import SweepPlan
     from harness.timing.config import Timing, TimingConfig
 
 VERSION = 1
@@ -44,7 +44,7 @@ class Turns:
     def __init__(self, pipe: int, device: str) -> None:
         self._pipe, self._device = Connection(pipe), device
 
-    def ask(self, **question: Any) -> Any:
+    def request(self, **question: Any) -> Any:
         """The answer of the gate; a gate that is gone interrupts the sweep."""
         try:
             self._pipe.send_bytes(json.dumps(question).encode())
@@ -57,7 +57,7 @@ class Turns:
         by_id = {task.case.case_id: task for task in tasks}
         about = [_about(task.planned) for task in tasks]
         root = Path(__file__).resolve().parents[2]
-        while name := self.ask(version=VERSION, root=str(root), cases=about):
+        while name := self.request(version=VERSION, root=str(root), cases=about):
             yield by_id[name]
 
     def blocks(
@@ -72,7 +72,7 @@ class Turns:
         found: dict[str, Timing] = {}
         number = 0
         one = replace(timing, min_rounds=1, max_rounds=1, min_samples=5, min_seconds=0.0)
-        while self.ask(block=number):
+        while self.request(block=number):
             lead = 0.0 if number else LEAD_IN_S[self._device]
             config = replace(one, warmup_min_seconds=lead, warmup_min_iterations=1 if number else 3)
             for name, timed in measure(config, number).items():
@@ -81,7 +81,7 @@ class Turns:
         return found
 
 
-def with_control(plan: Plan) -> Plan:
+def with_control(plan: SweepPlan) -> SweepPlan:
     """The plan of a sweep in turns: the control case is its first.
 
     Raises:

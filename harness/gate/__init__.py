@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from harness.gate.policy import Policy
-    from harness.gate.render import Answer
+    from harness.gate.render import GateAnswer
     from harness.gate.runner import Instrument, Session
     from harness.gate.sides import Side
 
@@ -42,7 +42,7 @@ TAKES = {  # what goes together, by what a gate is named after
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness gate`; returns an exit code of `Exit`."""
-    from harness.gate.render import Answer, clear_outputs, tell
+    from harness.gate.render import GateAnswer, clear_outputs, write_answer
 
     if (options := _parse(argv)) is None:
         return 0
@@ -52,15 +52,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         answer = _answer(options)
         if answer is not None:
-            tell(answer, options)
+            write_answer(answer, options)
         return int(answer.code if answer is not None else Exit.OK)
     except UsageError as error:
         code = error.code if isinstance(error, GateError) else Exit.USAGE
         raw_output.refuse(error)
-        tell(Answer(code, f"no verdict (exit {int(code)})", str(error)), options)
+        write_answer(GateAnswer(code, f"no verdict (exit {int(code)})", str(error)), options)
         return int(code)
     except Exception as error:
-        tell(Answer(Exit.INTERNAL, "internal error (exit 7)", type(error).__name__), options)
+        write_answer(GateAnswer(Exit.INTERNAL, "internal error (exit 7)", type(error).__name__), options)
         raise  # becomes that exit code
 
 
@@ -107,11 +107,11 @@ def is_file_list(names: Sequence[str]) -> bool:
     return bool(names) and all(name.endswith(".json") for name in names)
 
 
-def _answer(options: Options) -> Answer | None:
+def _answer(options: Options) -> GateAnswer | None:
     """Judges, after measuring where that is asked for; None where there was nothing to judge."""
     from harness.gate.judge import judge
     from harness.gate.policy import as_given, load_policy
-    from harness.gate.render import Answer
+    from harness.gate.render import GateAnswer
 
     policy = as_given(load_policy(options.policy), options)
     if options.against:
@@ -119,7 +119,7 @@ def _answer(options: Options) -> Answer | None:
     if options.measure:
         return _measure_one(options, policy)
     baseline, candidate = _side(options, "baseline"), _side(options, "candidate")
-    return Answer.of(judge(baseline, candidate, policy, machine_free=options.machine_free))
+    return GateAnswer.of(judge(baseline, candidate, policy, machine_free=options.machine_free))
 
 
 def _side(options: Options, role: Literal["baseline", "candidate"]) -> Side:
@@ -150,9 +150,9 @@ def _session(
     return Session(instrument, policy, results, stored, options.machine_free, notes, tell=_report)
 
 
-def _measure_one(options: Options, policy: Policy) -> Answer | None:
+def _measure_one(options: Options, policy: Policy) -> GateAnswer | None:
     """Measures this work tree alone, and judges it by a stored run if one is named."""
-    from harness.gate.render import Answer
+    from harness.gate.render import GateAnswer
     from harness.gate.runner import SideError
     from harness.gate.sides import load_side
     from harness.gate.sweeping import Sweeping
@@ -162,7 +162,7 @@ def _measure_one(options: Options, policy: Policy) -> Answer | None:
     session = _session(options, policy, sweep, stored)
     if stored is not None:
         load_side(stored, "baseline", options.results_dir)  # refused before minutes are spent
-        return Answer.of(session.run())
+        return GateAnswer.of(session.run())
     try:
         session.stage(1, policy.pairs)
     except SideError as error:
@@ -171,12 +171,12 @@ def _measure_one(options: Options, policy: Policy) -> Answer | None:
     return None
 
 
-def _measure_two(options: Options) -> Answer | None:
+def _measure_two(options: Options) -> GateAnswer | None:
     """Measures this work tree and another commit by a sweep or a command, and judges."""
     from harness.gate import command, trees
     from harness.gate.policy import DEFAULT, as_given
-    from harness.gate.ran import Side
-    from harness.gate.render import Answer
+    from harness.gate.ran import SideFiles
+    from harness.gate.render import GateAnswer
     from harness.gate.sweeping import Sweeping
 
     by_command = options.command is not None
@@ -208,7 +208,7 @@ def _measure_two(options: Options) -> Answer | None:
         if by_command:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-command-"))).resolve()
             instrument = command.commanded(
-                options, root, {side: Side(tree, walks[side]) for side, tree in sides.items()}, scratch
+                options, root, {side: SideFiles(tree, walks[side]) for side, tree in sides.items()}, scratch
             )
             instrument.commits = {
                 side: {"git_commit": of, "git_dirty": side == "candidate" and bool(copied)}
@@ -219,12 +219,12 @@ def _measure_two(options: Options) -> Answer | None:
             trees.replace_files(sides["baseline"], sides["candidate"], base.clock)
             instrument = Sweeping(sides, _words(options), policy.blocks, options.alone)
         try:
-            return Answer.of(_session(options, policy, instrument, notes=base.notes).run())
+            return GateAnswer.of(_session(options, policy, instrument, notes=base.notes).run())
         except command.NothingElseError as error:
             return _same(f"but for {error}, new files of the benchmark, all files are {same_in}")
 
 
-def _same(what: str) -> Answer:
-    from harness.gate.render import Answer
+def _same(what: str) -> GateAnswer:
+    from harness.gate.render import GateAnswer
 
-    return Answer(Exit.OK, "OK", f"{what} and here, so nothing was measured (--even-if-equal measures)")
+    return GateAnswer(Exit.OK, "OK", f"{what} and here, so nothing was measured (--even-if-equal measures)")

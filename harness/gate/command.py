@@ -32,7 +32,7 @@ import psutil
 from harness.gate.benchmark_files import of_document, read_file
 from harness.gate.figures import SUITE, WHOLE
 from harness.gate.options import Exit, GateError
-from harness.gate.ran import RECORDER, Ran
+from harness.gate.ran import RECORDER, FilesRan
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
 from harness.gate.trees import digest
 from harness.machine.environment import env_id
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from harness.gate.options import Options
-    from harness.gate.ran import Side
-    from harness.gate.runner import Round
+    from harness.gate.ran import SideFiles
+    from harness.gate.runner import GateRound
     from harness.store.measurement import Measurement
 
 
@@ -60,7 +60,7 @@ ENDING_S = 1.0  # for helpers, as multiprocessing's tracker, to see that their p
 ORDINARY = range(1, 126)
 
 
-class Fault(NamedTuple):
+class CommandFault(NamedTuple):
     """Why a run did not work: by an exit code of its own, which says that its code is broken; or, where `ended`, by a signal, as
     it could not be started, as what it started had not ended, or as it ended well and had written no benchmark."""
 
@@ -70,7 +70,7 @@ class Fault(NamedTuple):
 
 def run_shell(
     line: str, folder: Path, timeout_s: float | None, output: Path, env: dict[str, str], programs: dict[int, Path] | None = None
-) -> tuple[float, Fault | None]:  # fmt: skip
+) -> tuple[float, CommandFault | None]:  # fmt: skip
     """Runs a shell line in a group of its own; returns its seconds and its fault, None where it worked.
 
     Args:
@@ -85,7 +85,7 @@ def run_shell(
         subprocess.TimeoutExpired: it was ended as the time was over.
     """
     if not folder.is_dir():
-        return 0.0, Fault(f"the commit has no folder {folder.name}")
+        return 0.0, CommandFault(f"the commit has no folder {folder.name}")
     if timeout_s is not None and timeout_s <= 0:
         raise subprocess.TimeoutExpired(line, timeout_s)
     waited, left = 0.0, ""
@@ -110,10 +110,12 @@ def run_shell(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if left:
-        return seconds, Fault(f"{left} still ran when the line had ended: wait for it there", ended=True)
+        return seconds, CommandFault(
+            f"{left} still ran when the line had ended: wait for it there", ended=True
+        )
     if code == 0:
         return seconds + waited, None
-    return seconds, Fault(f"exit code {code}; {last_line(output)}", code not in ORDINARY)
+    return seconds, CommandFault(f"exit code {code}; {last_line(output)}", code not in ORDINARY)
 
 
 def errors_of(output: Path) -> Path:
@@ -206,10 +208,10 @@ SET_UP, COMMAND = "set-up", "command"
 
 
 @dataclass(frozen=True)
-class Run:
+class CommandRun:
     """One run of the command on one side. `fault` is None where it worked."""
 
-    fault: Fault | None
+    fault: CommandFault | None
     rows: Mapping[str, Measurement]  # by benchmark
     env: Mapping[str, Any]
 
@@ -239,7 +241,7 @@ class Commanded(Instrument):
     """
 
     line: str
-    ran: Ran
+    ran: FilesRan
     inside: str
     scratch: Path
     commits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -282,7 +284,7 @@ class Commanded(Instrument):
         if OUT not in self.line:
             self._checked(sorted(self.trees), left)
 
-    def measure(self, this: Round) -> None:
+    def measure(self, this: GateRound) -> None:
         """Runs the command once on each side.
 
         Raises:
@@ -338,7 +340,7 @@ class Commanded(Instrument):
                 lines.append(f"only on the {side} ({judged}): {some(sorted(names), 5)}")
         return lines
 
-    def _run(self, side: str, left: Callable[[], float]) -> Run:
+    def _run(self, side: str, left: Callable[[], float]) -> CommandRun:
         """One run of the command in a side's tree, and the proof of what it ran."""
         folder = self.scratch / f"{side}-{time.monotonic_ns()}"
         (folder / "modules").mkdir(parents=True)
@@ -352,7 +354,7 @@ class Commanded(Instrument):
                 )
         except subprocess.TimeoutExpired as error:
             raise OutOfTimeError from error
-        self.ran.hear(side, folder / "modules", programs)
+        self.ran.add_record(side, folder / "modules", programs)
         shutil.rmtree(folder / "modules")
         if (errors := errors_of(output)).exists() and errors.read_bytes().strip():
             self.ran.sides[side].ended.add("words on standard error")
@@ -365,13 +367,13 @@ class Commanded(Instrument):
             "benchmarks": [{"fullname": WALL, "stats": {"data": [seconds]}}],
         }
         if fault:
-            return Run(fault, {}, {})
+            return CommandRun(fault, {}, {})
         try:
             found = read_file(out) if OUT in self.line else of_document(wall, output)
         except UsageError as error:
             what = str(error) if out.exists() else "it wrote no benchmark to {out}"
-            return Run(Fault(f"{what}; {last_line(output)}", ended=True), {}, {})
-        return Run(None, self._by_name(found.rows), found.env)
+            return CommandRun(CommandFault(f"{what}; {last_line(output)}", ended=True), {}, {})
+        return CommandRun(None, self._by_name(found.rows), found.env)
 
     @contextmanager
     def _left_alone(self, what: str, side: str, trees: Sequence[str]) -> Iterator[None]:
@@ -388,7 +390,7 @@ class Commanded(Instrument):
                     "to files that git ignores",
                 )
 
-    def _checked(self, sides: Sequence[str], left: Callable[[], float]) -> dict[str, Run]:
+    def _checked(self, sides: Sequence[str], left: Callable[[], float]) -> dict[str, CommandRun]:
         """Runs the command once on each side, with one benchmark; refuses a round in which it failed, or did not read its tree."""
         runs = {side: self._run(side, left) for side in sides}
         if not self.own_benchmark and (names := self.ran.changed_benchmark()):
@@ -419,8 +421,8 @@ class Commanded(Instrument):
         return runs
 
     def _judged_by_base(
-        self, names: Sequence[str], own: dict[str, Run], left: Callable[[], float]
-    ) -> dict[str, Run]:
+        self, names: Sequence[str], own: dict[str, CommandRun], left: Callable[[], float]
+    ) -> dict[str, CommandRun]:
         """The runs of both sides anew, with the base commit's files of the benchmark."""
         base = self.ran.sides["baseline"].sources
         is_new = base.keys().isdisjoint(names)
@@ -444,7 +446,7 @@ class Commanded(Instrument):
             )
         return runs
 
-    def _refuse(self, faults: Mapping[str, Fault], line: str) -> NoReturn:
+    def _refuse(self, faults: Mapping[str, CommandFault], line: str) -> NoReturn:
         """Refuses a line that fails.
 
         Raises:
@@ -479,7 +481,7 @@ class Commanded(Instrument):
         return found
 
 
-def commanded(options: Options, root: Path, sides: Mapping[str, Side], scratch: Path) -> Commanded:
+def commanded(options: Options, root: Path, sides: Mapping[str, SideFiles], scratch: Path) -> Commanded:
     """The command of the user's words, which runs where they were typed."""
     line, inside = str(options.command), Path.cwd().resolve().relative_to(root).as_posix()
     named = frozenset(name for name in _named(line, inside) if any(s.is_text(name) for s in sides.values()))
@@ -488,7 +490,7 @@ def commanded(options: Options, root: Path, sides: Mapping[str, Side], scratch: 
         ("--command", line),
         1,
         line,
-        Ran(sides, root, named),
+        FilesRan(sides, root, named),
         inside,
         scratch,
         setup=options.setup,

@@ -54,7 +54,7 @@ _NAN = math.nan
 MOST_ROUNDS = 1000  # no one measures more: then the answer is that the change sits at the tolerance
 
 
-class Verdict(StrEnum):
+class UnitVerdict(StrEnum):
     """Verdict of the gate on one unit."""
 
     REGRESSED = "REGRESSED"
@@ -64,13 +64,13 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class UnitDecision:
     """The verdict on one unit and the figures behind it, in logarithms; positive is worse.
 
     `low` and `high` are the interval that decides: that of the effect, and wider where processes differ.
     """
 
-    verdict: Verdict
+    verdict: UnitVerdict
     effect: Effect
     low: float
     high: float
@@ -83,8 +83,8 @@ class Decision:
     suspect: bool = False  # whatever the verdict: flagged as slower, or its interval lies beyond the limit
 
 
-NOTHING = Decision(  # of what has no rounds
-    Verdict.INCONCLUSIVE, Effect(_NAN, _NAN, _NAN, 0), _NAN, _NAN, _NAN, _NAN, flagged=False
+NOTHING = UnitDecision(  # of what has no rounds
+    UnitVerdict.INCONCLUSIVE, Effect(_NAN, _NAN, _NAN, 0), _NAN, _NAN, _NAN, _NAN, flagged=False
 )
 
 
@@ -102,7 +102,7 @@ def decide(
     fresh: bool = False,
     ticks: Sequence[float] = (),
     looks: int = 1,
-) -> list[Decision]:
+) -> list[UnitDecision]:
     """The verdict on each unit.
 
     Args:
@@ -147,20 +147,20 @@ def decide(
     for i, effect in enumerate(all_paired(pooled, floors, 1 - misses)):
         low, high = _interval(pooled[i], effect, apart, misses)
         low, high = low - steps[i], high + steps[i]
-        verdict = Verdict.INCONCLUSIVE
+        verdict = UnitVerdict.INCONCLUSIVE
         enough = len((second if confirming else first)[i]) >= FEWEST_TO_CLAIM
         if flagged[i] and enough and adjusted[i] <= alpha_confirm:
-            verdict = Verdict.REGRESSED if leans[i] > 0 else Verdict.IMPROVED
+            verdict = UnitVerdict.REGRESSED if leans[i] > 0 else UnitVerdict.IMPROVED
         elif effect.rounds >= MIN_ROUNDS and high < limits[i]:
-            verdict = Verdict.OK
+            verdict = UnitVerdict.OK
         more, born_apart = None, False
-        if verdict is Verdict.INCONCLUSIVE:
+        if verdict is UnitVerdict.INCONCLUSIVE:
             level = alpha_confirm / (len(family) or 1) if one_run else alpha_confirm
             levels = (misses / 2, level)
             more, together = (_more(pooled[i], limits[i], quiet, a, *levels) for a in (apart, 0.0))
             born_apart = more is None and together is not None
         out.append(
-            Decision(
+            UnitDecision(
                 verdict,
                 effect,
                 low,
@@ -186,7 +186,7 @@ def misses_of(look: int) -> float:
     return 0.05 if look == 1 else 0.01 / 2 ** (look - 2)
 
 
-def missing(found: Sequence[Decision], rounds: int, room: float) -> int:
+def missing(found: Sequence[UnitDecision], rounds: int, room: float) -> int:
     """Rounds that settle what is open and not flagged; 0 where the room holds none that do.
 
     At least as many again, and no more than `WIDE` times as many: after those is another look.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.gate.decide import Verdict, p_above, spread_floor
+from harness.gate.decide import UnitVerdict, p_above, spread_floor
 from harness.gate.matching import log_ratios, rounds_of
 from harness.store import stats
 from harness.store.outside import parse
@@ -42,18 +42,19 @@ def doubt(timed: Sequence[Unit], policy: Policy, date: datetime.date, *, paired:
     for unit, hidden in zip(units, _hidden(units, policy, paired=paired), strict=True):
         doubts = _odd(unit, policy, date) + hidden
         before, after = (
-            f"{said.get('unit', 's')}, {said.get('better', 'lower')} is better" for said in _said(unit)
+            f"{said.get('unit', 's')}, {said.get('better', 'lower')} is better"
+            for said in _stated_facts(unit)
         )
         if before != after:
             doubts = [f"the baseline's are {before}, the candidate's {after}"]
         unit.reason = "; ".join([unit.reason, *doubts])
-        if doubts and (unit.verdict is not Verdict.REGRESSED or before != after):
-            unit.verdict, unit.in_doubt = Verdict.INCONCLUSIVE, True
-        elif unit.verdict is Verdict.IMPROVED and _said(unit)[1].get("timed") == WHOLE:
-            unit.found(Verdict.OK, f"{unit.reason}; that the same work was done is not shown")
+        if doubts and (unit.verdict is not UnitVerdict.REGRESSED or before != after):
+            unit.verdict, unit.in_doubt = UnitVerdict.INCONCLUSIVE, True
+        elif unit.verdict is UnitVerdict.IMPROVED and _stated_facts(unit)[1].get("timed") == WHOLE:
+            unit.found(UnitVerdict.OK, f"{unit.reason}; that the same work was done is not shown")
 
 
-def _said(unit: Unit) -> list[Mapping[str, Any]]:
+def _stated_facts(unit: Unit) -> list[Mapping[str, Any]]:
     return [parse(rows[0].resolved) for rows in unit.rows]
 
 
@@ -70,7 +71,7 @@ def _odd(unit: Unit, policy: Policy, date: datetime.date) -> list[str]:
         [float(np.median([of(x) for x in side])) if side else math.nan for side in rounds]
         for of in (len, np.sum)
     )
-    calls = [float(said.get("iterations") or 1) for said in _said(unit)]
+    calls = [float(said.get("iterations") or 1) for said in _stated_facts(unit)]
     if counts[1] < FEWER * counts[0] and seconds[1] * calls[1] < LESS * seconds[0] * calls[0]:
         found.append(f"{counts[1]:g} samples a round in place of {counts[0]:g}, in less time: work not done")
     alike = [len(side) > 1 and np.unique(np.concatenate(side)).size == 1 for side in rounds]

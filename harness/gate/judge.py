@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, Verdict, decide
+from harness.gate.decide import FEWEST_TO_CLAIM, MOST_ROUNDS, UnitVerdict, decide
 from harness.gate.figures import SUITE as FIGURES
 from harness.gate.figures import doubt
 from harness.gate.matching import LOSS, OPERATORS, match, number
 from harness.gate.options import Exit, GateError
-from harness.gate.policy import Rule
+from harness.gate.policy import MetricRule
 from harness.gate.sides import mode_of, refuse_one_run
-from harness.gate.unit import RATIO, Cause, Control, Judgement, Key, State, Unit
+from harness.gate.unit import RATIO, ControlCase, Judgement, SlowdownCause, Unit, UnitKey, UnitState
 from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import SUITE
 from harness.store import stats
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.gate.decide import Decision
+    from harness.gate.decide import UnitDecision
     from harness.gate.policy import Policy
     from harness.gate.sides import Side
     from harness.judge.verdict import ArmVerdict
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")
 
 
-def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
+def cause_of(unit: Unit, change: float, control: float) -> SlowdownCause | None:
     """Why a timed unit became slower; None where no row says anything about it.
 
     Args:
@@ -64,28 +64,30 @@ def cause_of(unit: Unit, change: float, control: float) -> Cause | None:
         control: the control case's mean log ratio; NaN where there is none.
     """
     if change > 0 and control >= change / 2:
-        return Cause("control", f"the control case is {_percent(control)} slower too")
+        return SlowdownCause("control", f"the control case is {_percent(control)} slower too")
     cycles = _cycles(unit, change)
     if cycles is not None and change > 0 and cycles < change / 2:
-        return Cause("clock", f"time {_percent(change)}, cycles {_percent(cycles)}, so the clock fell")
+        return SlowdownCause(
+            "clock", f"time {_percent(change)}, cycles {_percent(cycles)}, so the clock fell"
+        )
     counted = "" if cycles is None else f"; cycles {_percent(cycles)}"
     if unit.key.metric == "compile_s":
-        return Cause("compile", f"compile time {_percent(change)}")
+        return SlowdownCause("compile", f"compile time {_percent(change)}")
     old, new = (parse(rows[0].resolved) for rows in unit.rows)
     counts = {name: (number(old.get(name)), number(new.get(name))) for name in (*COMPILE_FACTS, OPERATORS)}
     for name, (was, now) in counts.items():
         if now > was and name == OPERATORS:
-            return Cause("host", f"operators called {was:g} -> {now:g}{counted}")
+            return SlowdownCause("host", f"operators called {was:g} -> {now:g}{counted}")
         if now > was:
-            return Cause("compile", f"{name} {was:g} -> {now:g}")
+            return SlowdownCause("compile", f"{name} {was:g} -> {now:g}")
     if unit.key.metric == "launch_us":
-        return Cause("host", f"launching kernels takes longer{counted}")
+        return SlowdownCause("host", f"launching kernels takes longer{counted}")
     known = not any(map(math.isnan, counts[OPERATORS]))
     if not known and cycles is None:
         return None  # nothing was counted, so nothing speaks for the kernel
     same = "the same operators were called" if known else "calls were not counted"
     others = "; other kernels ran" if old.get("kernels") != new.get("kernels") else ""
-    return Cause("kernel", same + counted + others)
+    return SlowdownCause("kernel", same + counted + others)
 
 
 def _cycles(unit: Unit, change: float) -> float | None:
@@ -171,7 +173,7 @@ def judge(
         if not unit.is_sound_time:
             _judge_value(unit)
     units = [*matched.units, *_trained(baseline.first, candidate.first, policy)]
-    if all(u.state is State.FAILED_TWICE for u in units):
+    if all(u.state is UnitState.FAILED_TWICE for u in units):
         why = "; ".join(notes) or "the policy ignores every metric that both hold"
         raise GateError(
             Exit.NO_BASELINE,
@@ -184,7 +186,7 @@ def judge(
         for u in units
         if u.expired and u.allowed is not None
     ]
-    better = sum(u.rule.rule == "exact" and u.verdict is Verdict.IMPROVED for u in units)
+    better = sum(u.rule.rule == "exact" and u.verdict is UnitVerdict.IMPROVED for u in units)
     if better and apart:  # of two commits measured here, the next base is this one
         notes.append(
             f"{better} exact counts improved; a new baseline holds them (in this repository: make gate ARGS=update), and "
@@ -195,13 +197,13 @@ def judge(
     return replace(found, code=_code(found, policy))
 
 
-def _judge_control(logs: Vector, policy: Policy) -> Control:
+def _judge_control(logs: Vector, policy: Policy) -> ControlCase:
     if not np.isfinite(logs).all():
-        return Control(
+        return ControlCase(
             True, "the control case failed or has an invalid time, so no time is judged; measure again"
         )
     if logs.size < MIN_ROUNDS:
-        return Control(False, f"{logs.size} rounds of a control case: not judged", rounds=logs.size)
+        return ControlCase(False, f"{logs.size} rounds of a control case: not judged", rounds=logs.size)
     mean, (low, high) = logs.mean(), stats.t_interval(logs, CONTROL_CONFIDENCE)
     # Noise alone may carry the mean over the line; a machine that moved does so beyond its own noise.
     moved = bool(abs(mean) > math.log1p(policy.control)) and not low <= 0 <= high
@@ -212,36 +214,36 @@ def _judge_control(logs: Vector, policy: Policy) -> Control:
             f"the control case moved by {where}, more than {policy.control:.1%}: the machine changed between the "
             "two sides, so no time is judged; measure again"
         )
-    return Control(moved, reason, math.exp(mean), math.exp(low), math.exp(high), logs.size)
+    return ControlCase(moved, reason, math.exp(mean), math.exp(low), math.exp(high), logs.size)
 
 
-def _judge_time(unit: Unit, decision: Decision, limit: float, control: Control) -> None:
+def _judge_time(unit: Unit, decision: UnitDecision, limit: float, control: ControlCase) -> None:
     unit.decision, unit.limit = decision, math.expm1(limit)
-    if unit.state is not State.EXCLUDED:
+    if unit.state is not UnitState.EXCLUDED:
         unit.found(decision.verdict, _why(decision, limit))
-    if decision.verdict is Verdict.REGRESSED and (control.moved or unit.verdict is Verdict.REGRESSED):
+    if decision.verdict is UnitVerdict.REGRESSED and (control.moved or unit.verdict is UnitVerdict.REGRESSED):
         moved_by = math.log(control.change) if control.change > 0 else math.nan
         unit.cause = cause_of(unit, decision.effect.log, moved_by)
-    if decision.verdict is Verdict.INCONCLUSIVE and unit.tick > limit:
+    if decision.verdict is UnitVerdict.INCONCLUSIVE and unit.tick > limit:
         unit.reason = (
             f"the clock moves in steps of {math.expm1(unit.tick):.1%} of this time: measure something longer"
         )
     if control.moved:
-        unit.found(Verdict.INCONCLUSIVE, "the control case moved")
-    elif unit.verdict is Verdict.INCONCLUSIVE:
+        unit.found(UnitVerdict.INCONCLUSIVE, "the control case moved")
+    elif unit.verdict is UnitVerdict.INCONCLUSIVE:
         unit.looks_slower = decision.suspect
 
 
-def _why(d: Decision, limit: float) -> str:
+def _why(d: UnitDecision, limit: float) -> str:
     """What decided, or what would."""
     bar, rounds, confirmed = f"{math.expm1(limit):.1%}", d.effect.rounds, not math.isnan(d.p_confirm)
     if rounds < MIN_ROUNDS:
         return f"{rounds} rounds; a verdict needs at least {MIN_ROUNDS}, and {d.more} more would do"
-    if d.verdict in (Verdict.REGRESSED, Verdict.IMPROVED):
+    if d.verdict in (UnitVerdict.REGRESSED, UnitVerdict.IMPROVED):
         way = "slower" if d.effect.log > 0 else "faster"
         fresh = f", confirmed on fresh data p {d.p_confirm:.2g}" if confirmed else ""
         return f"{way} by more than {bar}: p {d.p:.3g}{fresh}"
-    if d.verdict is Verdict.OK:
+    if d.verdict is UnitVerdict.OK:
         slower = "slower, and tolerated: " if d.effect.direction == "slower" else ""
         return f"{slower}at most {_percent(d.high)}, below {bar}"
     if d.low > limit and rounds < FEWEST_TO_CLAIM:
@@ -263,8 +265,8 @@ def _judge_value(unit: Unit) -> None:
     if unit.is_open:
         return
     if unit.trouble:
-        unit.cause = None if unit.state is State.NO_TIME else Cause("missing")
-        unit.found(Verdict.REGRESSED, f"{unit.reason}: what cannot be compared is no pass")
+        unit.cause = None if unit.state is UnitState.NO_TIME else SlowdownCause("missing")
+        unit.found(UnitVerdict.REGRESSED, f"{unit.reason}: what cannot be compared is no pass")
         return
     allowed = unit.rule.tolerance * abs(unit.before) + unit.rule.absolute
     worse = 0.0 if unit.before == unit.after else unit.worse * (unit.after - unit.before)
@@ -272,13 +274,13 @@ def _judge_value(unit: Unit) -> None:
         allowed = 0.0
     figures = f"{unit.before:.6g} -> {unit.after:.6g} {unit.unit}"
     if worse > allowed:
-        unit.found(Verdict.REGRESSED, f"{figures}; {allowed:.3g} is tolerated")
+        unit.found(UnitVerdict.REGRESSED, f"{figures}; {allowed:.3g} is tolerated")
     else:
-        unit.found(Verdict.IMPROVED if worse < -allowed else Verdict.OK, figures)
+        unit.found(UnitVerdict.IMPROVED if worse < -allowed else UnitVerdict.OK, figures)
 
 
 RANK = ("FAIL", "INCONCLUSIVE", "PASS")
-SAID = 300  # characters of a gate's sentence that a table holds
+MOST_OF_A_REASON = 300  # characters of a gate's sentence that a table holds
 
 
 def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Unit]:
@@ -287,32 +289,32 @@ def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[
         gathered(((json.dumps(v.axes, sort_keys=True), v.arm), v) for v in verdict.judge(frame))
         for frame in (before, after)
     )
-    found = [_said(verdicts, old[arm]) for arm, verdicts in new.items()]
+    found = [_worst_unit(verdicts, old[arm]) for arm, verdicts in new.items()]
     return [u for u in found if policy.rule_for(u.fields).rule != "ignore"]
 
 
-def _said(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Unit:
+def _worst_unit(verdicts: Sequence[ArmVerdict], before: Sequence[ArmVerdict]) -> Unit:
     """The worst of an arm's verdicts, of several runs of one set-up."""
     worst = min(verdicts, key=lambda v: RANK.index(v.verdict.outcome))
     was = min((v.verdict.outcome for v in before), key=RANK.index, default="not trained")
     outcome, ought = worst.verdict.outcome, ""
-    words = {"FAIL": Verdict.REGRESSED, "PASS": Verdict.IMPROVED if was == "FAIL" else Verdict.OK}
+    words = {"FAIL": UnitVerdict.REGRESSED, "PASS": UnitVerdict.IMPROVED if was == "FAIL" else UnitVerdict.OK}
     if worst.expected == "FAIL":
-        words = {"FAIL": Verdict.OK}
+        words = {"FAIL": UnitVerdict.OK}
         ought = "as it has to" if outcome == "FAIL" else "it has to FAIL, so this set-up cannot tell"
     parts = [f"{outcome} against {worst.against}", ought, "" if was == outcome else f"baseline: {was}"]
     if outcome != "PASS":
-        parts += [text[:SAID] for text in (*worst.verdict.reasons, *worst.verdict.notes)[:1]]
+        parts += [text[:MOST_OF_A_REASON] for text in (*worst.verdict.reasons, *worst.verdict.notes)[:1]]
     return Unit(
-        Key(SUITE, "", worst.arm, LOSS, "", ""), case_label(dict(worst.axes)), "", "lower", Rule("numerics"),
-        verdict=words.get(outcome, Verdict.INCONCLUSIVE), reason="; ".join(filter(None, parts)),
+        UnitKey(SUITE, "", worst.arm, LOSS, "", ""), case_label(dict(worst.axes)), "", "lower", MetricRule("numerics"),
+        verdict=words.get(outcome, UnitVerdict.INCONCLUSIVE), reason="; ".join(filter(None, parts)),
     )  # fmt: skip
 
 
 def _hold(unit: Unit, policy: Policy, date: datetime.date) -> None:
     """Applies the policy: whether a slower time is only reported, and whether an allowance covers it."""
     unit.told_only = policy.on_slower == "warn" and unit.is_time
-    if unit.verdict is Verdict.REGRESSED or unit.looks_slower or unit.in_doubt:
+    if unit.verdict is UnitVerdict.REGRESSED or unit.looks_slower or unit.in_doubt:
         unit.allowed = policy.allowance(unit.fields)
         unit.expired = unit.allowed is not None and unit.allowed.until < date
 
@@ -325,11 +327,11 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
     """
     open_times, times = len(found.undecided), len(found.times)
     arms = {f.key[1:3] for f in found.findings}
-    failed = sum(f.state is State.FAILED_TWICE for f in found.findings)
+    failed = sum(f.state is UnitState.FAILED_TWICE for f in found.findings)
     return (
         bool(found.suspects)
         or failed > policy.undecided_share * len(arms)
-        or all(f.verdict is Verdict.INCONCLUSIVE for f in found.findings)
+        or all(f.verdict is UnitVerdict.INCONCLUSIVE for f in found.findings)
         or (bool(times) and (open_times == times or open_times > policy.undecided_share * times))
     )
 
@@ -337,7 +339,7 @@ def _could_not_judge(found: Judgement, policy: Policy) -> bool:
 def _code(found: Judgement, policy: Policy) -> Exit:
     """What is certain speaks first: numerics, then what was counted, then the machine, then the clock."""
     regressed = [f for f in found.findings if f.counts]
-    if any(u.state is State.WRONG or (u.rule.rule == "numerics" and not u.trouble) for u in regressed):
+    if any(u.state is UnitState.WRONG or (u.rule.rule == "numerics" and not u.trouble) for u in regressed):
         return Exit.NUMERICS
     if any(u.rule.rule == "exact" or u.trouble for u in regressed):
         return Exit.REGRESSED
@@ -345,7 +347,7 @@ def _code(found: Judgement, policy: Policy) -> Exit:
         return Exit.INVALID
     if regressed:
         return Exit.REGRESSED
-    undecided = any(f.verdict is Verdict.INCONCLUSIVE for f in found.findings)
+    undecided = any(f.verdict is UnitVerdict.INCONCLUSIVE for f in found.findings)
     if (
         found.suspects  # a policy may put up with what is open, not with what speaks against the change
         or (undecided and policy.on_inconclusive == "fail")

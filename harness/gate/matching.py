@@ -7,7 +7,7 @@ How rounds are paired depends on the mode:
   pairing can cancel is the session itself, so the policy widens the tolerance by `session_spread`.
 - machine-free: an arm over its own baseline within each run, then as stored.
 
-Nothing is dropped in silence: what cannot be compared is a unit with a `State` and a reason.
+Nothing is dropped in silence: what cannot be compared is a unit with a `UnitState` and a reason.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.gate.options import Exit, GateError, Loud
-from harness.gate.policy import Rule
+from harness.gate.policy import MetricRule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
-from harness.gate.unit import EMPTY, RATIO, Key, Pair, State, Unit
+from harness.gate.unit import EMPTY, RATIO, RowPair, Unit, UnitKey, UnitState
 from harness.judge import gathered
 from harness.store.case import controls
 from harness.store.errors import REFUTED, RETRYABLE
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from harness.gate.sides import Mode, Side
     from harness.store.stats import Vector
 
-Table = dict[Key, list[Any]]  # the stored rows of each key, one a run
+RowsByKey = dict[UnitKey, list[Any]]  # the stored rows of each key, one a run
 LOSS = "loss"  # the metric by which training is judged: not its value, but what the loss verdict says
 OPERATORS = "operator_calls"  # the fact that depends on the version of PyTorch
 COUNTED = 1e9  # ms: no time is eleven days long, so it is a count of instructions, and such may be equal
@@ -107,20 +107,28 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
     return Matched(units, _control(baseline, candidate, mode), notes)
 
 
-def by_key(frame: pd.DataFrame) -> Table:
+def by_key(frame: pd.DataFrame) -> RowsByKey:
     """The rows of each key, the controls of the A/A floor and of the gate left out."""
     keep = frame[~controls(frame) & (frame["suite"] != CONTROL_SUITE)]
     rows = keep.itertuples(index=False)
-    return dict(gathered((Key(*(getattr(row, name) or "" for name in Key._fields)), row) for row in rows))
+    return dict(
+        gathered((UnitKey(*(getattr(row, name) or "" for name in UnitKey._fields)), row) for row in rows)
+    )
 
 
-def _by_arm(table: Table) -> defaultdict[tuple[str, str], list[Any]]:
+def _by_arm(table: RowsByKey) -> defaultdict[tuple[str, str], list[Any]]:
     """The rows of each arm: what was not measured stands under another regime or metric."""
     return gathered(((key.case_id, key.arm), row) for key, rows in table.items() for row in rows)
 
 
 def _units(
-    mine: Table, theirs: Table, policy: Policy, notes: list[str], releases: list[str], *, elsewhere: bool
+    mine: RowsByKey,
+    theirs: RowsByKey,
+    policy: Policy,
+    notes: list[str],
+    releases: list[str],
+    *,
+    elsewhere: bool,
 ) -> list[Unit]:
     arms = _by_arm(theirs)
     measured = {
@@ -140,14 +148,15 @@ def _units(
             made = not failed and any(other.status == "ok" for other in others)
             if made and row.cause in RETRYABLE:
                 unit.set_aside(
-                    State.OPEN, f"failed in the baseline: {row.reason}, which need not be its code's doing"
+                    UnitState.OPEN,
+                    f"failed in the baseline: {row.reason}, which need not be its code's doing",
                 )
                 broken[arm] = unit
             elif made:
                 mended.append(row.reason)
                 broken[arm] = None
             else:
-                unit.set_aside(State.FAILED_TWICE, _failed_twice(row, (failed or others or [None])[0]))
+                unit.set_aside(UnitState.FAILED_TWICE, _failed_twice(row, (failed or others or [None])[0]))
                 broken[arm] = unit
         found = theirs.get(key, [])
         is_there = bool(found) and found[0].status == "ok"
@@ -166,7 +175,7 @@ def _units(
         unit.set_aside(*_lost(there))
         if elsewhere and there is not None and there.status == "skipped":
             # Another machine may lack a compiler or a kernel, whatever the code.
-            unit.set_aside(State.OPEN, f"{unit.reason}; the baseline's machine is another")
+            unit.set_aside(UnitState.OPEN, f"{unit.reason}; the baseline's machine is another")
     if unjudged := [unit for unit in broken.values() if unit]:
         notes.append(
             Loud(
@@ -199,12 +208,12 @@ def _absent(rows: Sequence[Any]) -> Any:
     return (failed or lost or [None])[-1]
 
 
-def _lost(row: Any, when: str = "") -> tuple[State, str]:
+def _lost(row: Any, when: str = "") -> tuple[UnitState, str]:
     """How a row without a number, or none at all, is called."""
     if row is None:
-        return State.LOST, "not in the candidate"
+        return UnitState.LOST, "not in the candidate"
     wrong = row.status == "failed" and row.cause in REFUTED
-    return State.WRONG if wrong else State.LOST, f"{row.status}{when}: {row.reason}"
+    return UnitState.WRONG if wrong else UnitState.LOST, f"{row.status}{when}: {row.reason}"
 
 
 def _failed_twice(row: Any, other: Any) -> str:
@@ -228,14 +237,14 @@ def _declared(timed: Unit, policy: Policy, releases: list[str]) -> Iterator[Unit
         if not before >= 0:
             continue
         unit = Unit(
-            timed.key._replace(metric=name), timed.case, "byte" if name == "bytes_moved" else "count", better, Rule("exact"),
+            timed.key._replace(metric=name), timed.case, "byte" if name == "bytes_moved" else "count", better, MetricRule("exact"),
             before, after,
         )  # fmt: skip
         if math.isnan(after):
-            unit.set_aside(State.OPEN, "the candidate's row does not state it")
+            unit.set_aside(UnitState.OPEN, "the candidate's row does not state it")
         elif name == OPERATORS and releases[0] != releases[1]:
             unit.set_aside(
-                State.OPEN, f"torch {releases[1]} may take an operator apart otherwise than {releases[0]}"
+                UnitState.OPEN, f"torch {releases[1]} may take an operator apart otherwise than {releases[0]}"
             )
         yield unit
 
@@ -245,7 +254,7 @@ def number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _judge_again(units: Sequence[Unit], before: Table, after: Table) -> None:
+def _judge_again(units: Sequence[Unit], before: RowsByKey, after: RowsByKey) -> None:
     """What the confirmation shows: an arm that no longer runs is lost, and of two numbers that are no times the worse stands."""
     arms = _by_arm(after)
     for unit in units:
@@ -280,11 +289,11 @@ def _fill(timed: Sequence[Unit], policy: Policy, notes: list[str], *, paired: bo
             unit.second = unit.worse * log_ratios(*again, by_number=paired)
             unit.tick = _tick([*unit.rows, *again])
             if excluded := _excluded(unit.rows, policy):
-                unit.set_aside(State.EXCLUDED, excluded)
+                unit.set_aside(UnitState.EXCLUDED, excluded)
     notes += [f"{count} {what}" for what, count in counts.items() if count]
 
 
-def _excluded(sides: Pair, policy: Policy) -> str:
+def _excluded(sides: RowPair, policy: Policy) -> str:
     """Why the policy lets the times of these rows decide nothing; "" where it does not.
 
     Throttling excludes where it struck one side alone: products limited by power are throttled on both sides of every
@@ -300,19 +309,21 @@ def _excluded(sides: Pair, policy: Policy) -> str:
     return ""
 
 
-def _struck(sides: Pair, name: str) -> list[bool]:
+def _struck(sides: RowPair, name: str) -> list[bool]:
     return [any(parse(row.timing).get(name) for row in rows) for rows in sides]
 
 
-def _check_times(unit: Unit, *stages: Pair) -> None:
+def _check_times(unit: Unit, *stages: RowPair) -> None:
     """Sets a unit aside that has a sample which is no time: it is open where it is the baseline's, else in trouble."""
     for stage in stages:
         before, after = (_invalid_sample(rows, unit.unit) for rows in stage)
         if before:
             also = f"; the candidate's {after} too" if after else ""
-            unit.set_aside(State.OPEN, f"the baseline's {before}, which is no time{also}: measure it again")
+            unit.set_aside(
+                UnitState.OPEN, f"the baseline's {before}, which is no time{also}: measure it again"
+            )
         elif after:
-            unit.set_aside(State.NO_TIME, f"the candidate's {after}, which is no time")
+            unit.set_aside(UnitState.NO_TIME, f"the candidate's {after}, which is no time")
         if before or after:
             return
 
@@ -370,7 +381,7 @@ def _ratios(timed: Sequence[Unit]) -> list[Unit]:
         if reference is None:
             continue
 
-        def within(arm: Pair, base: Pair) -> list[Vector]:
+        def within(arm: RowPair, base: RowPair) -> list[Vector]:
             return [log_ratios(b, a, by_number=True) for a, b in zip(arm, base, strict=True)]
 
         first, again = within(unit.rows, reference.rows), within(unit.again, reference.again)

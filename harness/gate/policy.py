@@ -16,7 +16,7 @@ from harness.store.errors import UsageError, unknown
 from harness.store.measurement import METRICS
 from harness.store.outside import checked_yaml
 
-Better = Literal["lower", "higher"]
+BetterWhen = Literal["lower", "higher"]
 RuleName = Literal["timed", "exact", "numerics", "ignore"]
 Condition = Literal["contended", "throttled"]  # under which a row may have been measured
 CONDITIONS = get_args(Condition)
@@ -25,7 +25,7 @@ MEASURING = ("pairs", "confirm_pairs", "blocks", "budget_s")  # what says how to
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class MetricRule:
     """How one metric is judged: a share, and for exact rules an amount in the metric's unit."""
 
     rule: RuleName
@@ -50,7 +50,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CaseGroup:
     """Cases with a tolerance of their own."""
 
     tolerance: float
@@ -75,10 +75,10 @@ class Allowance:
 class Policy:
     """A whole policy; the fields are the keys of the file."""
 
-    metrics: Mapping[str, Rule] = field(default_factory=dict)
-    units: Mapping[str, Rule] = field(default_factory=dict)
-    facts: Mapping[str, Better] = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
+    metrics: Mapping[str, MetricRule] = field(default_factory=dict)
+    units: Mapping[str, MetricRule] = field(default_factory=dict)
+    facts: Mapping[str, BetterWhen] = field(default_factory=dict)
+    groups: tuple[CaseGroup, ...] = ()
     allow: tuple[Allowance, ...] = ()
     alpha: float = 0.05
     alpha_confirm: float = 0.01
@@ -94,14 +94,14 @@ class Policy:
     confirm_pairs: int = 10
     budget_s: float = 300.0
 
-    def rule_for(self, unit: Mapping[str, str]) -> Rule:
+    def rule_for(self, unit: Mapping[str, str]) -> MetricRule:
         """The rule of a unit, its group's tolerance included."""
         name = unit["metric"]
         metric = METRICS.get(name)
         by_unit = None if metric is None or metric.better == "none" else self.units.get(metric.unit)
         rule = self.metrics.get(name) or by_unit
         if rule is None:
-            return Rule("ignore")
+            return MetricRule("ignore")
         for group in self.groups:
             if group.match.fits(unit):
                 return replace(rule, tolerance=group.tolerance)

@@ -39,7 +39,7 @@ WAYS_OUT = (
 
 
 @dataclass
-class Side:
+class SideFiles:
     """What the processes of one side did, as paths below its tree where they lie there.
 
     Attributes:
@@ -76,7 +76,7 @@ class Side:
                 ]
         return list(dict.fromkeys(found))
 
-    def hear(self, lines: Iterable[str], executed: Iterable[Path]) -> set[int]:
+    def add_record(self, lines: Iterable[str], executed: Iterable[Path]) -> set[int]:
         """Takes what the processes of a run wrote; returns their numbers."""
         recorded, read = set(), [("code", "", str(file)) for file in executed]
         self.ended.clear()
@@ -129,7 +129,7 @@ class Side:
 
 
 @dataclass
-class Ran:
+class FilesRan:
     """Both sides, the checkout that they come from, and what may be said of the change.
 
     Attributes:
@@ -140,7 +140,7 @@ class Ran:
         built: files that the set-up made and that were executed, and whether they differ.
     """
 
-    sides: Mapping[str, Side]
+    sides: Mapping[str, SideFiles]
     original: Path
     named: frozenset[str] = frozenset()
     unseen: set[str] = field(default_factory=set)
@@ -153,7 +153,7 @@ class Ran:
 
     @property
     def changed(self) -> set[str]:
-        """Those, and what the set-up built otherwise of all that was imported or executed."""
+        """Files that differ between the sides, and what the set-up built otherwise of all that was imported or executed."""
         one, other = self.sides.values()
         for name in (one.code | other.code) - one.sources.keys() - other.sources.keys() - self.built.keys():
             self.built[name] = digest(one.tree / name, one.tree) != digest(other.tree / name, other.tree)
@@ -165,11 +165,11 @@ class Ran:
         one, other = self.sides.values()
         return sorted(self.changed & (one.read() | other.read()))
 
-    def hear(self, name: str, folder: Path, programs: Mapping[int, Path]) -> None:
+    def add_record(self, name: str, folder: Path, programs: Mapping[int, Path]) -> None:
         """Takes what the processes of a run wrote into a folder, and the programs that ran."""
         file = folder / "lines"
         text = file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
-        recorded = self.sides[name].hear(text.splitlines(), programs.values())
+        recorded = self.sides[name].add_record(text.splitlines(), programs.values())
         self.unseen |= {program.name for pid, program in programs.items() if pid not in recorded}
 
     def changed_benchmark(self) -> list[str]:
@@ -222,7 +222,7 @@ class Ran:
                         "commit it, or make it with --setup",
                     )
 
-    def _elsewhere(self, side: Side, file: Path, changed: set[str], unread: set[str]) -> str:
+    def _elsewhere(self, side: SideFiles, file: Path, changed: set[str], unread: set[str]) -> str:
         """The wrong place that holds a file that differs; "" where it is another file."""
         trees = {
             other.tree: f"the work tree of the {name}"
@@ -243,7 +243,7 @@ class Ran:
                 return f"neither work tree: a copy of {name}"
         return ""
 
-    def _left_behind(self, side: Side, place: Path) -> str:
+    def _left_behind(self, side: SideFiles, place: Path) -> str:
         """The file of the checkout that was looked for, and which no tree holds; "" where there is none."""
         looked = inside(side.tree, place)
         for suffix in ("", ".py", "/__init__.py", *EXTENSION_SUFFIXES) if looked else ():

@@ -75,7 +75,7 @@ def _how(file: str) -> "tuple[str, str]":
     return (kind if OUTERMOST else "code"), ""
 
 
-def _hear(event: str, args: "tuple[object, ...]") -> None:
+def _on_event(event: str, args: "tuple[object, ...]") -> None:
     global OVER
     if event == "open" and not OVER:
         path, mode, flags = args
@@ -143,7 +143,7 @@ if __name__ == "sitecustomize":
         _begin()
         os.environ[INNER] = "1"
         os.register_at_fork(after_in_child=_begin)
-        sys.addaudithook(_hear)
+        sys.addaudithook(_on_event)
         sys.exit = _noted_exit
     _hand_over(os.path.dirname(os.path.realpath(__file__)))
     if FOLDER:

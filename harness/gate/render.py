@@ -17,10 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.decide import Verdict
+from harness.gate.decide import UnitVerdict
 from harness.gate.options import Exit, Loud
 from harness.gate.sides import differing_fields
-from harness.gate.unit import RATIO, State
+from harness.gate.unit import RATIO, UnitState
 from harness.store import printer, run_files, text
 from harness.store.errors import UsageError
 from harness.store.measurement import to_json
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from harness.gate.unit import Judgement, Unit
 
 FORMAT = 1  # of the JSON
-ORDER = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.IMPROVED, Verdict.OK)
+ORDER = (UnitVerdict.REGRESSED, UnitVerdict.INCONCLUSIVE, UnitVerdict.IMPROVED, UnitVerdict.OK)
 SHOWN = 60  # rows of a table; the JSON holds all
 MOST_COMMENT = 60_000  # characters; GitHub takes 65,536
 MOST_ANNOTATIONS = 10  # errors that GitHub shows of a step; the last one says how many more there are
@@ -56,7 +56,7 @@ _HEAD = ("verdict", "case", "arm", "metric", "change", "why")
 
 
 @dataclass(frozen=True)
-class Answer:
+class GateAnswer:
     """What the gate says: a judgement, or why no unit was judged."""
 
     code: Exit
@@ -65,9 +65,9 @@ class Answer:
     judgement: Judgement | None = None
 
     @staticmethod
-    def of(judgement: Judgement) -> Answer:
+    def of(judgement: Judgement) -> GateAnswer:
         """The answer that a judgement is."""
-        return Answer(judgement.code, headline(judgement), judgement=judgement)
+        return GateAnswer(judgement.code, headline(judgement), judgement=judgement)
 
     @property
     def findings(self) -> tuple[Unit, ...]:
@@ -79,7 +79,7 @@ class Answer:
         """How many units got each verdict."""
         counts = Counter(f.verdict for f in self.findings)
         counted = ", ".join(f"{counts[v]} {v}" for v in ORDER if counts[v])
-        reported = sum(f.verdict is Verdict.REGRESSED and f.held for f in self.findings)
+        reported = sum(f.verdict is UnitVerdict.REGRESSED and f.held for f in self.findings)
         return counted + (
             f" ({reported} of the regressions are allowed or only reported)" if reported else ""
         )
@@ -132,7 +132,7 @@ class Answer:
 
 def headline(judgement: Judgement) -> str:
     """The whole answer in a few words; OK only of what was judged."""
-    slower = sum(f.told_only and f.verdict is Verdict.REGRESSED for f in judgement.findings)
+    slower = sum(f.told_only and f.verdict is UnitVerdict.REGRESSED for f in judgement.findings)
     if judgement.could_not_judge and judgement.code in (Exit.OK, Exit.INCONCLUSIVE):
         return _open(judgement)
     if judgement.mode == "broken" and judgement.code is Exit.REGRESSED:
@@ -140,7 +140,7 @@ def headline(judgement: Judgement) -> str:
     if judgement.code is not Exit.OK:
         return HEADLINE[judgement.code]
     words = ["OK"] if judgement.times else ["OK", "no time judged"]
-    undecided = judgement.counted[Verdict.INCONCLUSIVE]
+    undecided = judgement.counted[UnitVerdict.INCONCLUSIVE]
     words += [f"{count} {what}" for count, what in ((slower, "slower"), (undecided, "undecided")) if count]
     return ", ".join(words)
 
@@ -148,7 +148,7 @@ def headline(judgement: Judgement) -> str:
 def _open(judgement: Judgement) -> str:
     """How much was not decided, and what of it looks slower."""
     times = judgement.times or judgement.findings
-    count = sum(f.verdict is Verdict.INCONCLUSIVE for f in times)
+    count = sum(f.verdict is UnitVerdict.INCONCLUSIVE for f in times)
     words = f"COULD NOT JUDGE {count} of {len(times)}"
     if suspects := judgement.suspects:
         one = len(suspects) == 1
@@ -161,7 +161,7 @@ def _open(judgement: Judgement) -> str:
     return words
 
 
-def terminal(answer: Answer) -> str:
+def terminal(answer: GateAnswer) -> str:
     """A table of what matters first, then what it rests on; the last line is the verdict."""
     last = f"{answer.head} (exit {int(answer.code)}): {answer.text or answer.tally}"
     shown: Any = SimpleNamespace(
@@ -170,12 +170,12 @@ def terminal(answer: Answer) -> str:
     return printer.as_text(shown, tables_first=True)
 
 
-def markdown(answer: Answer) -> str:
-    """The same for a pull request."""
+def markdown(answer: GateAnswer) -> str:
+    """The answer as markdown, for a pull request."""
     return printer.as_markdown(answer, level=3)
 
 
-def comment(answer: Answer) -> str:
+def comment(answer: GateAnswer) -> str:
     """The body of a comment on a pull request, with the table folded in; its first line finds the one that it replaces."""
     head, _, rest = markdown(answer).partition("\n")
     if len(rest) > MOST_COMMENT:
@@ -186,13 +186,13 @@ def comment(answer: Answer) -> str:
     return f"<!-- harness gate -->\n{head}\n{rest}"
 
 
-def _cases(answer: Answer) -> list[printer.JUnitCase]:
+def _cases(answer: GateAnswer) -> list[printer.JUnitCase]:
     """One test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped as what is
     open.
     """
     tests = []
     for f in answer.findings:
-        is_open = f.verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE)
+        is_open = f.verdict in (UnitVerdict.REGRESSED, UnitVerdict.INCONCLUSIVE)
         outcome = "failure" if f.counts else "skipped" if is_open else ""
         group, said = f"{f.key.suite}.{f.case}", f"{f.verdict}: {f.reason}"
         tests.append(printer.JUnitCase(group, _name(f), outcome, said, str(f.verdict)))
@@ -202,12 +202,12 @@ def _cases(answer: Answer) -> list[printer.JUnitCase]:
     return [*tests, printer.JUnitCase("gate", "verdict", whole, said, answer.code.name)]
 
 
-def junit(answer: Answer) -> str:
+def junit(answer: GateAnswer) -> str:
     """JUnit XML."""
     return printer.junit("gate", _cases(answer))
 
 
-def github_lines(answer: Answer) -> str:
+def github_lines(answer: GateAnswer) -> str:
     """Workflow commands of GitHub: an error for what fails the gate, a warning for a note that is not to be overlooked."""
     *tests, whole = _cases(answer)
     worst, lines = [case for case in tests if case.outcome == "failure"], []
@@ -235,8 +235,8 @@ def _command(kind: str, title: str, said: str, file: str = "") -> str:
     return f"::{kind} {named}title={_escaped(title, PROPERTY)}::{_escaped(said, DATA)}"
 
 
-def as_json(answer: Answer) -> str:
-    """Its data; infinities and NaN are the strings "inf" and "nan"."""
+def as_json(answer: GateAnswer) -> str:
+    """JSON of the answer's data; infinities and NaN are the strings "inf" and "nan"."""
     return json.dumps(json.loads(to_json(answer.data())), indent=1) + "\n"
 
 
@@ -263,7 +263,7 @@ def _finding(f: Unit) -> dict[str, Any]:
     }
 
 
-def _table(answer: Answer) -> printer.Table:
+def _table(answer: GateAnswer) -> printer.Table:
     """All that is not OK, then the timed ones, the largest change first.
 
     What an arm lost because it was not measured, or is wrong, is one row and not one a metric.
@@ -273,19 +273,19 @@ def _table(answer: Answer) -> printer.Table:
         return ORDER.index(f.verdict), math.inf if math.isnan(f.change) else -f.change
 
     ranked = sorted(answer.findings, key=rank)
-    first = [f for f in ranked if f.verdict is not Verdict.OK or f.rule.rule == "timed"]
+    first = [f for f in ranked if f.verdict is not UnitVerdict.OK or f.rule.rule == "timed"]
     groups: dict[object, list[Unit]] = {}
     for f in first[:SHOWN]:
         groups.setdefault(_row(f)[:3] if f.trouble else id(f), []).append(f)
     rows = []
     for group in groups.values():
         # A check's own line says what is wrong; those of its figures begin with the figure.
-        checks = [f for f in group if f.state is State.WRONG and f.rule.rule == "timed"]
+        checks = [f for f in group if f.state is UnitState.WRONG and f.rule.rule == "timed"]
         row = _row(group[0])
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         rows.append((*row[:3], row[3] + more, row[4], _row((checks or group)[0])[5]))
     hidden = [*first[SHOWN:], *(f for f in ranked if f not in first)]
-    bad = sum(f.verdict is not Verdict.OK for f in hidden)
+    bad = sum(f.verdict is not UnitVerdict.OK for f in hidden)
     what = f", {bad} of them not OK" if bad else " that are OK"
     caption = f"Not shown: {len(hidden)} more{what} (--json FILE holds them)" if hidden else ""
     return printer.table(caption, _HEAD, rows)
@@ -294,7 +294,7 @@ def _table(answer: Answer) -> printer.Table:
 def _row(f: Unit) -> tuple[str, ...]:
     """The cells of a finding."""
     key, word = f.key, str(f.verdict)
-    if f.verdict is Verdict.REGRESSED and f.held:
+    if f.verdict is UnitVerdict.REGRESSED and f.held:
         word += ", only reported" if f.told_only else ", allowed"
     change = "" if math.isnan(f.change) else f"{f.change - 1:+.1%}"
     if change and f.rounds > 1:
@@ -373,7 +373,7 @@ def _is_stored(place: Path, run: Path) -> bool:
     return place.is_relative_to(run) and (place.suffix == ".parquet" or place.name == run_files.ABOUT)
 
 
-def tell(answer: Answer, options: Options) -> None:
+def write_answer(answer: GateAnswer, options: Options) -> None:
     """Says the answer in every form that was asked for; a refusal itself is said by the caller.
 
     Raises:

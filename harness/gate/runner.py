@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Literal
 
 from harness import store
 from harness.gate.collect import Collected
-from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, Verdict, missing
+from harness.gate.decide import FEWEST_TO_CLAIM, FEWEST_TO_FLAG, UnitVerdict, missing
 from harness.gate.judge import judge
 from harness.gate.options import Exit, GateError
-from harness.gate.policy import Rule
+from harness.gate.policy import MetricRule
 from harness.gate.sides import Side, load_side
-from harness.gate.unit import Cause, Control, Judgement, Key, State, Unit
+from harness.gate.unit import ControlCase, Judgement, SlowdownCause, Unit, UnitKey, UnitState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ class SideError(Exception):
 
 
 @dataclass
-class Round:
+class GateRound:
     """One round under way.
 
     Attributes:
@@ -102,7 +102,7 @@ class Instrument:
     def warm(self, left: Callable[[], float]) -> None:
         """Does, before the first round, what is not to be measured."""
 
-    def measure(self, this: Round) -> None:
+    def measure(self, this: GateRound) -> None:
         """Measures one round.
 
         Raises:
@@ -193,7 +193,7 @@ class Session:
             if begun + longest * (1 + (reserve if done >= least else 0)) > ends:
                 break
             heard = {side: replace(rows, rows=[*rows.rows]) for side, rows in collected.items()}
-            this = Round(done, order.sample(sides, len(sides)), frozenset(only), order, left, heard)
+            this = GateRound(done, order.sample(sides, len(sides)), frozenset(only), order, left, heard)
             try:
                 self.instrument.measure(this)
             except OutOfTimeError:
@@ -276,8 +276,8 @@ class Session:
             raise GateError(Exit.USAGE, error.reason)
         suite, case, metric = error.what
         unit = Unit(
-            Key(suite, "", "", metric, "", ""), case, "", "higher", Rule("exact"), after=0.0,
-            state=State.LOST, verdict=Verdict.REGRESSED, reason=error.reason, cause=Cause(suite),
+            UnitKey(suite, "", "", metric, "", ""), case, "", "higher", MetricRule("exact"), after=0.0,
+            state=UnitState.LOST, verdict=UnitVerdict.REGRESSED, reason=error.reason, cause=SlowdownCause(suite),
         )  # fmt: skip
         baseline, candidate = (
             Side(str(self.instrument.trees.get(side, side)), {}, {}, "") for side in ("baseline", "candidate")
@@ -287,7 +287,7 @@ class Session:
             candidate,
             "broken",
             (unit,),
-            Control(False, "no control case was measured"),
+            ControlCase(False, "no control case was measured"),
             ("the candidate does not run; no time was judged",),
             Exit.REGRESSED,
             datetime.now(UTC).date(),

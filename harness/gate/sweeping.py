@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.gate.runner import How, Round
+    from harness.gate.runner import GateRound, How
 
 
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # a message later than this is none
@@ -95,12 +95,12 @@ class Sweep:
                 start_new_session=True,
             )
 
-    def tell(self, answer: object) -> None:
-        """Answers its last message; that it is gone shows when the next one is waited for."""
+    def reply(self, answer: object) -> None:
+        """Answers the process's last message; that it is gone shows when the next one is waited for."""
         with suppress(OSError):
             self._pipe.send_bytes(json.dumps(answer).encode())
 
-    def hear(self, timeout_s: float) -> dict[str, Any]:
+    def receive(self, timeout_s: float) -> dict[str, Any]:
         """Its next message.
 
         Raises:
@@ -152,13 +152,13 @@ class Sweeping(Instrument):
 
     alone: bool = False
 
-    def measure(self, this: Round) -> None:
+    def measure(self, this: GateRound) -> None:
         """One round of all sides, together or in the order given."""
         for sides in [[side] for side in this.sides] if self.alone else [this.sides]:
             with ExitStack() as stack:
                 self._measure(this, sides, stack)
 
-    def _measure(self, this: Round, sides: Sequence[str], stack: ExitStack) -> None:
+    def _measure(self, this: GateRound, sides: Sequence[str], stack: ExitStack) -> None:
         sweeps: dict[str, Sweep] = {}
         for side in sides:  # both import PyTorch at the same time
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-round-")))
@@ -181,14 +181,14 @@ class Sweeping(Instrument):
             if side in lost:
                 this.collected[side].died(this.number, lost[side])
 
-    def _planned(self, side: str, sweep: Sweep, this: Round) -> list[dict[str, Any]]:
+    def _planned(self, side: str, sweep: Sweep, this: GateRound) -> list[dict[str, Any]]:
         """The cases that a side has planned.
 
         Raises:
             SideError: it could not; or it is not of its tree, or of another version.
         """
         try:
-            plan = sweep.hear(min(START_S, this.left()))
+            plan = sweep.receive(min(START_S, this.left()))
         except EndedError as error:
             _require_time(this)
             raise no_start(side, self.trees[side], str(error), error.code) from error
@@ -198,7 +198,7 @@ class Sweeping(Instrument):
             raise no_start(side, root, said, REFUSED)
         return list(plan["cases"])
 
-    def _case(self, this: Round, name: str, here: dict[str, Sweep]) -> dict[str, str]:
+    def _case(self, this: GateRound, name: str, here: dict[str, Sweep]) -> dict[str, str]:
         """Measures one case in one round; returns which sides were lost, and why: those take no further part in it."""
         lost: dict[str, str] = {}
         asked: list[tuple[object, float]] = [
@@ -208,9 +208,9 @@ class Sweeping(Instrument):
         ]
         for answer, timeout_s in asked:
             for side in this.order.sample(sorted(here), len(here)):
-                here[side].tell(answer)
+                here[side].reply(answer)
                 try:
-                    if "block" not in here[side].hear(min(timeout_s, this.left())):
+                    if "block" not in here[side].receive(min(timeout_s, this.left())):
                         del here[side]  # the case has ended, as nothing of it can be timed
                 except EndedError as error:
                     _require_time(this)
@@ -235,6 +235,6 @@ def no_start(side: str, tree: Path, reason: str, code: int | None) -> SideError:
     return SideError(side, said, how, ("import", "harness and fp8core", "imports"))
 
 
-def _require_time(this: Round) -> None:
+def _require_time(this: GateRound) -> None:
     if not this.left():
         raise OutOfTimeError

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.gate.decide import NOTHING, Verdict
+from harness.gate.decide import NOTHING, UnitVerdict
 
 if TYPE_CHECKING:
     import datetime
 
-    from harness.gate.decide import Decision
+    from harness.gate.decide import UnitDecision
     from harness.gate.options import Exit
-    from harness.gate.policy import Allowance, Rule
+    from harness.gate.policy import Allowance, MetricRule
     from harness.gate.sides import Mode, Side
     from harness.store.stats import Vector
 
-Pair = tuple[list[Any], list[Any]]  # stored rows of a unit: the baseline's, the candidate's
-EMPTY: Pair = ([], [])
+RowPair = tuple[list[Any], list[Any]]  # stored rows of a unit: the baseline's, the candidate's
+EMPTY: RowPair = ([], [])
 RATIO = "ratio"  # regime of units that are ratios of two arms of one run
 
 
-class State(StrEnum):
+class UnitState(StrEnum):
     """What stands in the way of comparing a unit; `Unit.reason` says it in words."""
 
     SOUND = ""
@@ -40,7 +40,7 @@ class State(StrEnum):
     EXCLUDED = "excluded"  # there are times, and the policy lets them decide nothing
 
 
-class Key(NamedTuple):
+class UnitKey(NamedTuple):
     """Which rows of a store belong to a unit."""
 
     suite: str
@@ -51,7 +51,7 @@ class Key(NamedTuple):
     part: str
 
 
-class Cause(NamedTuple):
+class SlowdownCause(NamedTuple):
     """Why a unit became worse: one word and what speaks for it."""
 
     name: str
@@ -76,47 +76,47 @@ class Unit:
         in_doubt: open, as the figures themselves are odd or a median hides something.
     """
 
-    key: Key
+    key: UnitKey
     case: str
     unit: str
     better: str
-    rule: Rule
+    rule: MetricRule
     before: float = math.nan
     after: float = math.nan
     first: Vector = field(default_factory=lambda: np.empty(0))
     second: Vector = field(default_factory=lambda: np.empty(0))
     tick: float = 0.0
-    rows: Pair = EMPTY
-    again: Pair = EMPTY
-    state: State = State.SOUND
-    verdict: Verdict = Verdict.INCONCLUSIVE
+    rows: RowPair = EMPTY
+    again: RowPair = EMPTY
+    state: UnitState = UnitState.SOUND
+    verdict: UnitVerdict = UnitVerdict.INCONCLUSIVE
     reason: str = ""
-    decision: Decision = NOTHING
+    decision: UnitDecision = NOTHING
     limit: float = 0.0
-    cause: Cause | None = None
+    cause: SlowdownCause | None = None
     allowed: Allowance | None = None
     expired: bool = False
     told_only: bool = False
     looks_slower: bool = False
     in_doubt: bool = False
 
-    def set_aside(self, state: State, why: str) -> None:
+    def set_aside(self, state: UnitState, why: str) -> None:
         """Notes what stands in the way."""
         self.state, self.reason = state, why
 
-    def found(self, verdict: Verdict, reason: str) -> None:
+    def found(self, verdict: UnitVerdict, reason: str) -> None:
         """Notes what was found."""
         self.verdict, self.reason = verdict, reason
 
     @property
     def trouble(self) -> bool:
         """Whether the candidate gave nothing that can be compared, which is no pass."""
-        return self.state in (State.LOST, State.WRONG, State.NO_TIME)
+        return self.state in (UnitState.LOST, UnitState.WRONG, UnitState.NO_TIME)
 
     @property
     def is_open(self) -> bool:
         """Whether there is nothing to compare, and the code need not be why."""
-        return self.state in (State.OPEN, State.FAILED_TWICE)
+        return self.state in (UnitState.OPEN, UnitState.FAILED_TWICE)
 
     @property
     def is_time(self) -> bool:
@@ -161,7 +161,7 @@ class Unit:
     @property
     def flagged(self) -> bool:
         """Whether it has to be measured again before it is reported."""
-        return self.decision.flagged and self.state is not State.EXCLUDED
+        return self.decision.flagged and self.state is not UnitState.EXCLUDED
 
     @property
     def held(self) -> bool:
@@ -171,11 +171,11 @@ class Unit:
     @property
     def counts(self) -> bool:
         """Whether a regression speaks through the exit code."""
-        return self.verdict is Verdict.REGRESSED and not self.held
+        return self.verdict is UnitVerdict.REGRESSED and not self.held
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlCase:
     """What the control case says about the run."""
 
     moved: bool
@@ -194,7 +194,7 @@ class Judgement:
     candidate: Side
     mode: Mode
     findings: tuple[Unit, ...]
-    control: Control
+    control: ControlCase
     notes: tuple[str, ...]
     code: Exit
     date: datetime.date
@@ -219,8 +219,8 @@ class Judgement:
 
     @property
     def undecided(self) -> tuple[Unit, ...]:
-        """Those of `times` that are INCONCLUSIVE."""
-        return tuple(f for f in self.times if f.verdict is Verdict.INCONCLUSIVE)
+        """Findings of `times` that are INCONCLUSIVE."""
+        return tuple(f for f in self.times if f.verdict is UnitVerdict.INCONCLUSIVE)
 
     @property
     def suspects(self) -> tuple[Unit, ...]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.judge.verdict import ArmVerdict, Run
-    from harness.judge.verdict.rows import Setup
+    from harness.judge.verdict.rows import StoredSetup
     from harness.store.printer import Table, Tone
 
     Row = dict[str, Any]
@@ -98,12 +98,12 @@ def _name(row: Row) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Material:
+class DiagnosisInput:
     """What the checks look at."""
 
     frame: pd.DataFrame
     rows: Rows
-    setups: Sequence[Setup]
+    setups: Sequence[StoredSetup]
     verdicts: Sequence[ArmVerdict]
     pairs: Sequence[Row] | None = None  # of `harness.store.compare.pairs_of`, where they are at hand
 
@@ -130,7 +130,7 @@ def findings(
         rows: those of the frame, likewise.
     """
     verdicts = verdict.judge(frame) if verdicts is None else verdicts
-    material = Material(frame, rows or Rows(frame), setups(frame), verdicts, pairs)
+    material = DiagnosisInput(frame, rows or Rows(frame), setups(frame), verdicts, pairs)
     return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
 
 
@@ -162,7 +162,7 @@ class Diagnosis:
         return {"findings": [picked(f, "symptom evidence cause change") for f in self.found]}
 
 
-def fp8_did_not_run(material: Material) -> Iterator[Finding]:
+def fp8_did_not_run(material: DiagnosisInput) -> Iterator[Finding]:
     """An FP8 arm that converted no layer, ran fewer FP8 GEMMs than it should, or equals its control bit for bit."""
     lines, unconverted = [], set()
     for r in _measured(material):
@@ -207,14 +207,14 @@ def _not_fp8(row: Row) -> tuple[str, bool]:
     return "", False
 
 
-def _measured(material: Material) -> Iterator[Row]:
+def _measured(material: DiagnosisInput) -> Iterator[Row]:
     """Times and losses; of those that say the same, one."""
     names = ["suite", "arm", "cause", "reason", "resolved"]
     rows = material.frame.loc[material.rows.where(metric=(*TIMES, "loss")), names]
     yield from rows_of(rows.drop_duplicates())
 
 
-def fp8_not_proved(material: Material) -> Iterator[Finding]:
+def fp8_not_proved(material: DiagnosisInput) -> Iterator[Finding]:
     """An arm in which `fp8core.verify` found nothing wrong, and which it could not compare as a whole."""
     lines = (
         (_name(r), str(parse(r["resolved"]).get("verify") or r["reason"]))
@@ -230,7 +230,7 @@ def fp8_not_proved(material: Material) -> Iterator[Finding]:
         )
 
 
-def unsupported_hardware(material: Material) -> Iterator[Finding]:
+def unsupported_hardware(material: DiagnosisInput) -> Iterator[Finding]:
     """A GPU without FP8 tensor cores."""
     envs = [parse(env) for env in material.frame["env"].unique()]
     gpus = {(str(env["gpu"]), str(env.get("gpu_capability"))) for env in envs if env.get("gpu")}
@@ -248,7 +248,7 @@ def unsupported_hardware(material: Material) -> Iterator[Finding]:
             )
 
 
-def early_divergence(material: Material) -> Iterator[Finding]:
+def early_divergence(material: DiagnosisInput) -> Iterator[Finding]:
     """A loss that leaves its control's within the first 50 steps, with LR, warm-up and the worst layer.
 
     Where the control breaks in the same seeds, FP8 is not the cause: one finding for all arms, and no schedule proposed.
@@ -281,7 +281,7 @@ def early_divergence(material: Material) -> Iterator[Finding]:
             )
 
 
-def _of_fp8(material: Material, setup: Setup, arm: str, seen: Mapping[int, str]) -> Finding:
+def _of_fp8(material: DiagnosisInput, setup: StoredSetup, arm: str, seen: Mapping[int, str]) -> Finding:
     """The control trains, and this arm does not."""
     runs = setup.arms[arm]
     shown, smaller, absurd = _learning_rate(setup, arm)
@@ -299,9 +299,9 @@ def _seeds(seen: Mapping[int, str], runs: Mapping[int, Run]) -> str:
     return f"{len(seen)} of {len(runs)} seeds: " + "; ".join(f"seed {s} {where}" for s, where in seen.items())
 
 
-def _learning_rate(setup: Setup, arm: str) -> tuple[str, str, str]:
+def _learning_rate(setup: StoredSetup, arm: str) -> tuple[str, str, str]:
     """The learning rate and its warm-up in words, a smaller one to try, and "" or why no model survives it."""
-    schedule = setup.says(arm, "lr_schedule")
+    schedule = setup.fact(arm, "lr_schedule")
     schedule = schedule if isinstance(schedule, dict) else {}
     rate, rise = setup.axes.get("lr", schedule.get("lr")), schedule.get("rise_steps")
     rising = "of unknown length" if rise is None else f"{rise} steps"
@@ -344,7 +344,7 @@ def _diverged(run: Run, control: Run | None) -> str:
     return f"is {100 * gap.max():.0f} % above {CONTROL} (first beyond {100 * DIVERGED:.0f} % at step {int(over[0])})"
 
 
-def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
+def _worst_layers(material: DiagnosisInput, setup: StoredSetup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
     looks = [r for r in material.rows.pick(part=bool, arm=arm) if _setting(r) == setup.axes]
     lines, looked = [], []
@@ -361,7 +361,7 @@ def _worst_layers(material: Material, setup: Setup, arm: str) -> list[str]:
     ]
 
 
-def out_of_memory(material: Material) -> Iterator[Finding]:
+def out_of_memory(material: DiagnosisInput) -> Iterator[Finding]:
     """An arm that runs out of memory where its case's baseline, which has no FP8, did not.
 
     The finding names the parts that did not fit where both arms stored their memory by part; else they are not known.
@@ -400,11 +400,11 @@ def _largest_first(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{k} {bytes_(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
 
 
-def loss_spikes(material: Material) -> Iterator[Finding]:
+def loss_spikes(material: DiagnosisInput) -> Iterator[Finding]:
     """More loss or gradient spikes than the control has."""
     for v in material.verdicts:
         gate = v.verdict.gate("L2")
-        if gate is not None and gate.effect > 0 and v.arm != NEGATIVE:
+        if gate is not None and gate.effect > 0 and v.fields.variant != NEGATIVE:
             setup = next(s for s in material.setups if (s.run_id, s.axes) == (v.run_id, v.axes))
             yield Finding(
                 f"{v.arm} spikes more than {v.against}",
@@ -414,7 +414,7 @@ def loss_spikes(material: Material) -> Iterator[Finding]:
             )
 
 
-def cannot_pay(material: Material) -> Iterator[Finding]:
+def cannot_pay(material: DiagnosisInput) -> Iterator[Finding]:
     """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
     for found in fp8_break_even.losses(material.frame, material.pairs):
         yield Finding(
@@ -422,7 +422,7 @@ def cannot_pay(material: Material) -> Iterator[Finding]:
         )
 
 
-def advice_was_wrong(material: Material) -> Iterator[Finding]:
+def advice_was_wrong(material: DiagnosisInput) -> Iterator[Finding]:
     """An arm that converted what was advised, and is slower than bf16 by more than an advice may cost."""
     for a in advised_arms(material.frame, material.pairs):
         if a.outcome == "below":
@@ -435,7 +435,7 @@ def advice_was_wrong(material: Material) -> Iterator[Finding]:
             )
 
 
-def frozen_scales(material: Material) -> Iterator[Finding]:
+def frozen_scales(material: DiagnosisInput) -> Iterator[Finding]:
     """Delayed scales that stay where they are while the tensors move."""
     series: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for r in material.rows.pick(part=bool, metric=("scale_log2", "amax"), status="ok"):
@@ -459,7 +459,7 @@ def frozen_scales(material: Material) -> Iterator[Finding]:
         )
 
 
-def unhealthy_casts(material: Material) -> Iterator[Finding]:
+def unhealthy_casts(material: DiagnosisInput) -> Iterator[Finding]:
     """Layers whose casts saturate, underflow or lose more than a Gaussian tensor's would."""
     alarms: dict[str, dict[str, list[tuple[float, str, str]]]] = {}  # by arm and kind
     for r in material.rows.pick(part=bool, status="ok", arm=lambda arm: arm != NEGATIVE):
@@ -488,7 +488,7 @@ def unhealthy_casts(material: Material) -> Iterator[Finding]:
                 yield Finding(symptom, few(list(worst.values())), *CASTS[kind])
 
 
-CHECKS: tuple[Callable[[Material], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[DiagnosisInput], Iterator[Finding]], ...] = (
     fp8_did_not_run,
     fp8_not_proved,
     unsupported_hardware,

@@ -118,7 +118,7 @@ class KernelTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class RunChanges:
     """Everything that differs.
 
     Attributes:
@@ -226,7 +226,9 @@ class Changes:
         }
 
 
-def changes(before: pd.DataFrame, after: pd.DataFrame, names: Sequence[str] = ("first", "second")) -> Changes:
+def changes(
+    before: pd.DataFrame, after: pd.DataFrame, names: Sequence[str] = ("first", "second")
+) -> RunChanges:
     """Compares the rows of two runs, as `harness.store.read` gives them."""
     frames = before, after
     first, second = map(_times, frames)
@@ -245,7 +247,7 @@ def changes(before: pd.DataFrame, after: pd.DataFrame, names: Sequence[str] = ("
         for one, other in ((first, second), (second, first))
     )
     parts = _parts(frames)
-    return Changes(
+    return RunChanges(
         environment=differences([_environment(frame) for frame in frames]),
         resolved=_resolved([(key, first[key], second[key]) for key in shared]),
         only_before=tuple(key for key in lost if key not in failed),

@@ -34,7 +34,7 @@ class Found(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class OwnFigure:
     """One figure of ours of a peer: in `unit`, at `shape` (keys as `Published.shape` has them); `cut` says which part of a model."""
 
     value: float
@@ -49,7 +49,7 @@ class Reproduction:
 
     found: Found
     theirs: Published
-    ours: Ran | None = None
+    ours: OwnFigure | None = None
 
     @property
     def words(self) -> str:
@@ -63,7 +63,7 @@ class Reproduction:
         return f"not reproduced{where}: {value} where its authors have {theirs}"
 
 
-def reproduction(arm: Arm, published: Sequence[Published], ran: Sequence[Ran]) -> Reproduction | None:
+def reproduction(arm: Arm, published: Sequence[Published], ran: Sequence[OwnFigure]) -> Reproduction | None:
     """Whether an arm of a peer does what its authors publish of its recipe; None where they publish nothing of it.
 
     Args:
@@ -97,15 +97,15 @@ def reproductions(
         pairs: their paired ratios (`harness.store.compare.pairs_of`).
     """
     of_peers = gathered((row["arm"], row) for row in times if arm_of(row).peer and not arm_of(row).control)
-    ran: dict[str, list[Ran]] = {}
+    ran: dict[str, list[OwnFigure]] = {}
     about = {(row["run_id"], row["case_id"], row["arm"]): row for rows in of_peers.values() for row in rows}
     for pair in pairs:
         row = about.get((pair["run_id"], pair["case_id"], pair["arm"]))
         if row is not None and pair["fp8"] and pair["speedup"] > 0 and pair["regime"] != "sustained":
-            ran.setdefault(row["arm"], []).append(Ran(pair["speedup"], SPEEDUP, *_measured(row)))
+            ran.setdefault(row["arm"], []).append(OwnFigure(pair["speedup"], SPEEDUP, *_measured(row)))
     for row in (row for rows in of_peers.values() for row in rows):
         if row["status"] == "ok" and row["tflops"] > 0 and row["regime"] != "sustained":
-            ran.setdefault(row["arm"], []).append(Ran(row["tflops"], RATE, *_measured(row)))
+            ran.setdefault(row["arm"], []).append(OwnFigure(row["tflops"], RATE, *_measured(row)))
     found = {
         name: reproduction(arm_of(rows[-1]), of_row(rows[-1]), ran.get(name, ()))
         for name, rows in of_peers.items()
@@ -128,7 +128,7 @@ def _measured(row: Mapping[str, Any]) -> tuple[dict[str, str | int], str]:
     return shape, layers.removeprefix("truncated to ") if layers.startswith("truncated") else ""
 
 
-def _apart(theirs: Published, own: Ran) -> float | None:
+def _apart(theirs: Published, own: OwnFigure) -> float | None:
     """How far apart two shapes are, 0 for the same; None where they are of different kinds."""
     apart = 0.0
     for key, value in theirs.shape.items():
@@ -140,7 +140,7 @@ def _apart(theirs: Published, own: Ran) -> float | None:
     return apart
 
 
-def _is_at(theirs: Published, own: Ran) -> bool:
+def _is_at(theirs: Published, own: OwnFigure) -> bool:
     return _apart(theirs, own) == 0 and not own.cut
 
 

@@ -45,7 +45,7 @@ _COLUMNS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class TimedProduct:
     """One matrix product [M, K] @ [K, N] and the median time that it took.
 
     Attributes:
@@ -78,7 +78,7 @@ class Ceilings:
         launch_s: time a kernel of one element, launched back to back; None if not measured.
     """
 
-    products: tuple[Product, ...]
+    products: tuple[TimedProduct, ...]
     moves: Mapping[str, tuple[tuple[float, float], ...]]
     launch_s: float | None
 
@@ -106,7 +106,7 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
     Args:
         frame: rows of one environment, as `harness.store.read` gives them.
     """
-    products: dict[tuple[object, ...], tuple[bool, Product]] = {}
+    products: dict[tuple[object, ...], tuple[bool, TimedProduct]] = {}
     moves: dict[str, dict[float, float]] = {}
     launches = []
     own = (
@@ -140,7 +140,7 @@ def ceilings(frame: pd.DataFrame) -> Ceilings | None:
     )
 
 
-def _product(row: Mapping[str, Any], axes: Mapping[str, Any], seconds: float) -> Product | None:
+def _product(row: Mapping[str, Any], axes: Mapping[str, Any], seconds: float) -> TimedProduct | None:
     if row["suite"] == "ceilings":
         kind, role, sizes = _KINDS.get(str(axes.get("what")), ""), "output", [axes.get("cube")] * 3
     else:
@@ -153,4 +153,4 @@ def _product(row: Mapping[str, Any], axes: Mapping[str, Any], seconds: float) ->
     M, K, N = (size if isinstance(size, int) else 0 for size in sizes)
     if kind not in (BF16, TENSORWISE, ROWWISE) or min(M, K, N) < 1:
         return None
-    return Product(kind, role, M, K, N, seconds, str(row["run_id"]))
+    return TimedProduct(kind, role, M, K, N, seconds, str(row["run_id"]))

@@ -31,7 +31,7 @@ _SMALL_MIXED = 1.8
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GpuGroup:
     """GPUs that take part in one collective.
 
     Attributes:
@@ -52,13 +52,13 @@ class Group:
         return math.ceil(self.size / self.nodes)
 
     @classmethod
-    def of(cls, size: int, stride: int, node: int) -> Group:
+    def of(cls, size: int, stride: int, node: int) -> GpuGroup:
         """Group of every `stride`-th GPU, counted along nodes of `node` GPUs.
 
-        >>> Group.of(32, 8, 8)  # data-parallel GPUs beside tensor parallelism that fills a node
-        Group(size=32, nodes=32)
-        >>> Group.of(16, 1, 4)
-        Group(size=16, nodes=4)
+        >>> GpuGroup.of(32, 8, 8)  # data-parallel GPUs beside tensor parallelism that fills a node
+        GpuGroup(size=32, nodes=32)
+        >>> GpuGroup.of(16, 1, 4)
+        GpuGroup(size=16, nodes=4)
         """
         members = max(1, min(size, node // stride))
         return cls(size, math.ceil(size / members))
@@ -69,12 +69,12 @@ def wire_bytes(kind: str, payload: float, size: int) -> float:
     return ROUNDS[kind] * payload * (size - 1) / size
 
 
-def bandwidth(group: Group, link: float, network: float) -> float:
+def bandwidth(group: GpuGroup, link: float, network: float) -> float:
     """Bytes/s of a ring, given those of a GPU's links to its node and of one network card."""
     return link if group.nodes == 1 else min(link, network * group.per_node)
 
 
-def latency(kind: str, group: Group) -> float:
+def latency(kind: str, group: GpuGroup) -> float:
     """Seconds of a collective of no bytes, by the protocol for large messages."""
     if group.size == 1:
         return 0.0
@@ -82,7 +82,7 @@ def latency(kind: str, group: Group) -> float:
     return BASE_S + ROUNDS[kind] * ((group.size - 1 - between) * LINK_HOP_S + between * NET_HOP_S)
 
 
-def seconds(kind: str, payload: float, group: Group, link: float, network: float, calls: int = 1) -> float:
+def seconds(kind: str, payload: float, group: GpuGroup, link: float, network: float, calls: int = 1) -> float:
     """Seconds of `calls` collectives that together carry `payload` bytes, one after the other.
 
     Args:
@@ -99,7 +99,7 @@ def seconds(kind: str, payload: float, group: Group, link: float, network: float
     return calls * latency(kind, group) + moved
 
 
-def small_all_reduce(group: Group) -> float:
+def small_all_reduce(group: GpuGroup) -> float:
     """Seconds of an all-reduce of a few bytes, such as amaxes."""
     if group.size == 1:
         return 0.0

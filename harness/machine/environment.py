@@ -145,7 +145,7 @@ def counted(path: str) -> str:
 
 @functools.cache
 def extensions_hash() -> str | None:
-    """The same over the sources of installed packages that bring suites, peers, recipes, models or backends; none is imported."""
+    """Hash over the sources of installed packages that bring suites, peers, recipes, models or backends; none is imported."""
     names = {
         entry.module.partition(".")[0]
         for table in TABLES

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MfuColumn:
     """One figure of `Utilization`, as a report names it."""
 
     name: str
@@ -44,7 +44,7 @@ class Column:
 _WORDS = beside(__file__, "mfu.yaml")
 FORMULAS: Mapping[str, str] = _WORDS["formulas"]
 FLAGS: Mapping[str, str] = _WORDS["flags"]
-COLUMNS = tuple(Column(name, *said) for name, said in _WORDS["columns"].items())
+COLUMNS = tuple(MfuColumn(name, *said) for name, said in _WORDS["columns"].items())
 EXECUTED = frozenset({"causal", "counted", "gemm"})  # rules that count nothing that does not run
 
 

@@ -2,7 +2,7 @@
 
     with captured():
         ...           # a warning of Python, torch's logging, a line of a C++ library: all go to a file
-        say("error")  # for people
+        notify("error")  # for people
         lines()       # what came since the last call
 
 Descriptor 2 itself is redirected, so that it makes no difference who writes. Nested blocks share one file. What nobody has
@@ -55,7 +55,7 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
 
-def say(text: str) -> None:
+def notify(text: str) -> None:
     """Writes to people; a terminal or a file that takes nothing ends no command."""
     with suppress(OSError, ValueError, AttributeError):  # AttributeError: there is none
         stream().write(printable(text, keep="\n\t"))
@@ -93,7 +93,7 @@ def unguarded(stream: TextIO) -> TextIO:
 
 def refuse(error: object) -> None:
     """Says in one line why a command was not carried out: what an error quotes begins none of its own."""
-    say(f"error: {' '.join(str(error).split())}\n")
+    notify(f"error: {' '.join(str(error).split())}\n")
 
 
 def lines() -> list[str]:
@@ -125,7 +125,7 @@ def captured() -> Iterator[None]:
         try:
             yield
         except BaseException:
-            say("".join(f"{line}\n" for line in lines()))
+            notify("".join(f"{line}\n" for line in lines()))
             raise
         finally:
             faulthandler.enable(STDERR) if crashes else faulthandler.disable()

@@ -25,6 +25,6 @@ def console(width: int = WIDTH) -> Console:
     return Console(file=unguarded(sys.stdout), width=wide, highlight=False)
 
 
-def say(where: Console, text: str, style: str = "") -> None:
+def print_text(where: Console, text: str, style: str = "") -> None:
     """Prints lines."""
     where.print(Text(printable(text, keep="\n")), style=style)

@@ -104,7 +104,7 @@ def shared(command: Callable[[], int], follow: Callable[[Any, int], int]) -> int
     if world < 2:
         return command()
     rank = int(os.environ["RANK"])
-    with _told(), raw_output.captured():
+    with _errors_in_one_line(), raw_output.captured():
         store = client(first=rank == 0)
         store.set(f"here/{rank}", json.dumps([socket.gethostname(), _address_here()]))
         raw_output.lines()  # of its attempts
@@ -112,7 +112,7 @@ def shared(command: Callable[[], int], follow: Callable[[Any, int], int]) -> int
     if rank:
         _beats[0] = time.monotonic()
         threading.Thread(target=_end_when_cut_off, args=(rank,), daemon=True).start()
-        with _told():
+        with _errors_in_one_line():
             store.wait(["alive/0"], timedelta(seconds=MEET_S))
             return follow(store, rank)
     try:
@@ -130,7 +130,7 @@ def shared(command: Callable[[], int], follow: Callable[[Any, int], int]) -> int
         _ranks.clear()
         with suppress(RuntimeError):  # the store is gone: so are they
             for other in range(1, world):
-                tell(store, other, do="leave", number=0)
+                send(store, other, do="leave", number=0)
 
 
 def meeting() -> str:
@@ -144,7 +144,7 @@ def host_of(rank: int) -> str:
     return f"host {places.index(_ranks[rank]) + 1} of {len(places)}"
 
 
-def tell(store: Any, rank: int, **message: Any) -> None:
+def send(store: Any, rank: int, **message: Any) -> None:
     """Says something to a rank, after all that was said before."""
     number = store.add(f"to/{rank}", 1)
     store.set(f"to/{rank}/{number}", json.dumps(message))
@@ -163,7 +163,7 @@ def _end_when_cut_off(rank: int) -> None:
     """End this process, and with it the ranks that it has started, once the store has not answered: a client would wait on."""
     while time.monotonic() - _beats[0] < 2 * SILENT_S:
         time.sleep(1.0)
-    raw_output.say(f"error: rank {rank}: no sign of life from {_master()} for {2 * SILENT_S} s; {WAY}\n")
+    raw_output.notify(f"error: rank {rank}: no sign of life from {_master()} for {2 * SILENT_S} s; {WAY}\n")
     os._exit(1)
 
 
@@ -205,7 +205,7 @@ def _prefix() -> str:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_in_one_line() -> Iterator[None]:
     """Whatever torch or the network raises here, in one line."""
     from torch.distributed import DistError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fp8core.extensions import Table, of_type
+from fp8core.extensions import ExtensionTable, of_type
 from fp8core.recipe import RECIPES
 from harness.peers import (
     aiter,
@@ -69,7 +69,9 @@ def _fault(name: str, made: object) -> str:
 
 
 # A name that is a recipe's would make two arms of one name
-PEERS = Table("peers", _OURS, _fault, {*(peer.arm for peer in _OURS.values()), *RECIPES.own, *WITHOUT_FP8})
+PEERS = ExtensionTable(
+    "peers", _OURS, _fault, {*(peer.arm for peer in _OURS.values()), *RECIPES.own, *WITHOUT_FP8}
+)
 
 
 def peer_of(arm: Arm) -> Peer | None:

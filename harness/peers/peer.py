@@ -86,7 +86,7 @@ class PeerImportError(ImportError):
 
 
 def not_installed(package: str, pip: str) -> str | None:
-    """That a top-level package is not there, and the line that brings it; None where it is. It is not imported.
+    """Say that a top-level package is not there, and the line that brings it; None where it is. Nothing is imported.
 
     Args:
         package: its name.

@@ -28,7 +28,7 @@ class ReportPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class ReportOptions:
     """python -m harness report: HTML report and markdown twin from stored runs"""
 
     runs: list[str] = word("RUN", "run folder, folder of runs, Parquet file, or run id")
@@ -41,7 +41,7 @@ class Words:
 
 def main(argv: Sequence[str]) -> int:
     """`python -m harness report RUN... [-o FILE.html]`; returns the exit code, 2 by way of UsageError."""
-    if (options := options_of(Words, argv)) is None:
+    if (options := options_of(ReportOptions, argv)) is None:
         return 0
     folders = [find_run(name, options.results_dir) for name in options.runs]
     output = (
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         folders, output, static=options.static, focus="mfu" if options.mfu else "", figures=options.figures
     )
     for problem in made.problems:
-        raw_output.say(f"warning: {problem}\n")
+        raw_output.notify(f"warning: {problem}\n")
     sys.stdout.write(f"report   {made.html}\nmarkdown {made.markdown}\n")
     return 0
 

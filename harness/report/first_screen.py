@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from harness.judge import gathered
 from harness.judge.verdict.rows import unshown
 from harness.report.standings import NO_LOSS, Checks, checks, doubts, in_question, timed, unjudged
-from harness.report.verdicts import MOST_NAMED, WHAT, Answer, Verdict, answers, capital, rank, what_of
+from harness.report.verdicts import MOST_NAMED, WHAT, Answer, AnswerWord, answers, capital, rank, what_of
 from harness.store import text
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class FirstScreen:
 
     @classmethod
     def of(cls, machine: Machine) -> FirstScreen:
-        """That of a machine."""
+        """First screen of a machine."""
         found = in_question(machine)
         every = answers(machine)
         standing = timed(machine)
@@ -213,7 +213,7 @@ class FirstScreen:
 
 
 def _word(found: Answer) -> str:
-    return STATED[found.about][get_args(Verdict).index(found.verdict)]
+    return STATED[found.about][get_args(AnswerWord).index(found.verdict)]
 
 
 def _stated(found: Answer) -> str:

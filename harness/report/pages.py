@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.judge.diff import Changes
+    from harness.judge.diff import RunChanges
     from harness.judge.verdict.rule import CurveVerdict
 
 MOST_CURVES = 8
 MOST_POINTS = 240  # of a line; more cannot be seen
 
 
-def two_runs(found: Changes, frames: Sequence[pd.DataFrame]) -> str:
+def two_runs(found: RunChanges, frames: Sequence[pd.DataFrame]) -> str:
     """The page of what changed, with the rows of both runs."""
     charts = _curves(frames, found.names)
     shown = [Section("moved", "What moved", charts=charts)] if charts else []

@@ -22,7 +22,7 @@ from harness.report.drawing import (
 )
 from harness.report.records import numerics_by_arm
 from harness.report.standings import doubts, recipe, timed
-from harness.report.verdicts import STUDIES, least, tally, what_of
+from harness.report.verdicts import least, tally, what_of
 from harness.store import text
 from harness.store.case import Arm
 
@@ -96,7 +96,7 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
 @styled
 def _quality(machine: Machine) -> Chart | None:
     """The worst SQNR of each recipe with its bound; hollow where it fails or has no bound to pass."""
-    judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.judged and w.sqnr and w.suite not in STUDIES)
+    judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.proves and w.sqnr)
     by_recipe = gathered((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
     if not by_recipe:
         return None

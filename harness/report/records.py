@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.table import Record, Row
 
-Key = tuple[str, str, str]  # run, case, arm
+FigureKey = tuple[str, str, str]  # run, case, arm
 FIGURE = ["run_id", "case_id", "arm", "metric", "value"]  # columns
 GAINS = ("speedup", "low", "high", "floor", "verdict", "condition")
 SQNR = {"sqnr_db": "output", "grad_input_sqnr_db": "grad_input", "grad_weight_sqnr_db": "grad_weight"}
@@ -40,10 +40,17 @@ NUMERICS = (
     "saturated_frac",
     "mismatches",
 )
+# Of `resolved.evidence`: cases that break recipes on purpose can refute, and prove nothing; what is recorded is not judged
+REFUTES, RECORDED = "refutes", "none"
+_STATED_SINCE = {
+    ("outliers", ""): REFUTES,
+    ("codes", ""): REFUTES,
+    ("codes", "plain"): RECORDED,
+}  # rows of before did not
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
-def key_of(row: Record) -> Key:
+def key_of(row: Record) -> FigureKey:
     """Run, case and arm of a row."""
     return row["run_id"], row["case_id"], row["arm"]
 
@@ -75,7 +82,7 @@ def arm_records(machine: Machine, suite: str, most: int | None = None) -> list[R
         part="",
         metric=lambda metric: metric not in TIMES,
     )
-    figures: dict[Key, dict[str, float]] = {}
+    figures: dict[FigureKey, dict[str, float]] = {}
     for run, case, arm, metric, value in machine.frame.loc[others, FIGURE].itertuples(index=False, name=None):
         figures.setdefault((run, case, arm), {})[metric] = value
     reached = machine.ceilings if suite != "ceilings" else None
@@ -133,7 +140,7 @@ def _against_peak(device: Device | None, row: Record) -> Row:
 @once
 def fp8_rows(machine: Machine) -> list[Row]:
     """Times of the arms that spent FLOPs in FP8, one a (run, case, arm), controls left out."""
-    found: dict[Key, Row] = {}
+    found: dict[FigureKey, Row] = {}
     for r in machine.pick(metric=TIMES, status="ok", flops=_in_fp8):
         if not arm_of(r).control:
             found.setdefault(key_of(r), r)
@@ -185,14 +192,14 @@ def fp8_by_arm(machine: Machine) -> defaultdict[tuple[str, str], list[Row]]:
 
 
 @once
-def compilations(machine: Machine) -> dict[Key, Row]:
+def compilations(machine: Machine) -> dict[FigureKey, Row]:
     """What each compiled arm cost and gains, by (run, case, arm).
 
     Fields, where known: `suite`, `axes`, `cold_s` and `warm_s` of the first call, `COMPILE_FACTS`, and of the isolated time
     `gain_s`, what one call takes less than the eager arm of the same precision, with `cold_pays` and `warm_pays`, the
     number of calls after which that is won back (inf: never).
     """
-    found: dict[Key, Row] = {}
+    found: dict[FigureKey, Row] = {}
     for r in machine.pick(metric="compile_s", status="ok"):
         about = found.setdefault(
             key_of(r), {"suite": r["suite"], "axes": r["axes"], "eager": _eager(arm_of(r))}
@@ -201,7 +208,7 @@ def compilations(machine: Machine) -> dict[Key, Row]:
         warm = r["part"] == "warm" or resolved.get("compile_cache") == "warm"
         about["warm_s" if warm else "cold_s"] = r["value"]
         about |= {name: resolved.get(name) for name in COMPILE_FACTS}
-    times: dict[Key, tuple[float, Any]] = {}
+    times: dict[FigureKey, tuple[float, Any]] = {}
     for suite in {about["suite"] for about in found.values()}:
         for r in timed_records(machine, suite):
             if r["status"] == "ok" and r["regime"] in ("isolated", ""):
@@ -236,6 +243,7 @@ class Worst:
         bounds: that case's bound in dB, where its suite stores one.
         where: (run id, case id) of that case.
         unjudged: cases of which some SQNR has no bound, nor were codes compared.
+        evidence: `resolved.evidence` of its rows; "": for and against.
     """
 
     suite: str
@@ -252,6 +260,7 @@ class Worst:
     mismatches: float
     checked_codes: int
     unjudged: int
+    evidence: str
 
     @property
     def passed(self) -> bool:
@@ -262,8 +271,13 @@ class Worst:
 
     @property
     def judged(self) -> bool:
-        """Whether it claims to be right; a plain `.to()` shows what this version of torch does (suite `codes`)."""
-        return (self.suite, self.arm) != ("codes", "plain")
+        """Whether it claims to be right, and is not just recorded."""
+        return self.evidence != RECORDED
+
+    @property
+    def proves(self) -> bool:
+        """Whether what passes there says that a recipe is right."""
+        return not self.evidence
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -289,7 +303,7 @@ def numerics_by_arm(machine: Machine) -> list[Worst]:
     return [_worst(own, key in fp8, bare) for key, own in rows.groupby(["suite", "arm"], sort=False)]
 
 
-def _worst(rows: pd.DataFrame, is_fp8: bool, bare: set[Key]) -> Worst:
+def _worst(rows: pd.DataFrame, is_fp8: bool, bare: set[FigureKey]) -> Worst:
     (first,), values = rows_of(rows.iloc[:1]), rows.groupby("metric")["value"]
     least, most = values.min().to_dict(), values.max().to_dict()
     codes = int((rows["metric"] == "mismatches").sum())
@@ -320,7 +334,13 @@ def _worst(rows: pd.DataFrame, is_fp8: bool, bare: set[Key]) -> Worst:
         most.get("mismatches", 0.0),
         codes,
         len({*rows[FIGURE[:3]].itertuples(index=False, name=None)} & bare),
+        _evidence(first),
     )
+
+
+def _evidence(row: Row) -> str:
+    older = _STATED_SINCE.get((row["suite"], row["arm"]), _STATED_SINCE.get((row["suite"], ""), ""))
+    return str(resolved_of(row).get("evidence", older))
 
 
 def _bound(resolved: str, metric: str) -> float:
@@ -333,7 +353,7 @@ def _bound(resolved: str, metric: str) -> float:
 
 
 @once
-def without_bound(machine: Machine) -> set[Key]:
+def without_bound(machine: Machine) -> set[FigureKey]:
     """(run, case, arm) of FP8 where an SQNR has no bound to be held against, and codes were not compared."""
     found = machine.pick(metric=tuple(SQNR), status="ok", part="")
     bare = {key_of(r) for r in found if math.isnan(_bound(r["resolved"], r["metric"]))}
@@ -356,7 +376,7 @@ def unchecked(machine: Machine, suite: str) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstStep:
+class StoredFirstStep:
     """The first step of one FP8 arm, from the control's weights and on its batch.
 
     Attributes:
@@ -384,16 +404,16 @@ class FirstStep:
 
 
 @once
-def first_steps(machine: Machine) -> list[FirstStep]:
+def first_steps(machine: Machine) -> list[StoredFirstStep]:
     """One for each (run, case, FP8 arm) of the suite `train` whose check passed."""
-    found: dict[Key, FirstStep] = {}
+    found: dict[FigureKey, StoredFirstStep] = {}
     for row in machine.pick(suite="train", status="ok"):
         resolved: Mapping[str, Any] = resolved_of(row)
         if "first_loss" not in resolved or not resolved.get("fp8_layers") or arm_of(row).control:
             continue
         mine, control = resolved["first_loss"], resolved.get("first_loss_control")
         ratio = resolved.get("first_grad_norm_ratio")
-        found[key_of(row)] = FirstStep(
+        found[key_of(row)] = StoredFirstStep(
             row["arm"],
             abs(mine - control) if known(mine) and known(control) else math.nan,
             float(ratio) if known(ratio) else math.nan,

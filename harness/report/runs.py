@@ -35,7 +35,7 @@ from harness.store.compare import DISAGREE, TIE, TIMES, pairs_of, rows_of, with_
 from harness.store.errors import Cause, UsageError
 from harness.store.outside import parse
 from harness.store.private import public
-from harness.store.reading import Limits
+from harness.store.reading import ReadLimits
 from harness.store.rows import Rows
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from harness.judge.diagnosis import Finding
     from harness.judge.reproduced import Reproduction
     from harness.judge.verdict import ArmVerdict
-    from harness.judge.verdict.rows import Setup
+    from harness.judge.verdict.rows import StoredSetup
     from harness.report.table import Row
     from harness.store.case import Arm
     from harness.store.rows import Wanted
@@ -73,7 +73,7 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """One run folder: what `_run.json` says about it and its data files."""
 
     run_id: str
@@ -117,7 +117,7 @@ class Machine:
 
     env_id: str
     envs: tuple[Row, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[StoredRun, ...]
     frame: pd.DataFrame
     arms: frozenset[Arm]
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -190,7 +190,7 @@ class Machine:
         return found
 
     @cached_property
-    def trainings(self) -> list[Setup]:
+    def trainings(self) -> list[StoredSetup]:
         """The training runs of the suite `divergence`, by set-up."""
         return setups(self.frame)
 
@@ -345,7 +345,7 @@ class Material:
     problems: tuple[str, ...]
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[StoredRun, ...]:
         """All runs, each once."""
         return tuple({id(run): run for machine in self.machines for run in machine.runs}.values())
 
@@ -366,8 +366,8 @@ def load(paths: Sequence[Path], out_folder: Path) -> Material:
         for file in sorted(files.values()):
             folders.setdefault(store.run_folder(file), []).append(file)
         problems: list[str] = []
-        parts: list[tuple[Run, pd.DataFrame]] = []
-        limits = Limits.of(None)
+        parts: list[tuple[StoredRun, pd.DataFrame]] = []
+        limits = ReadLimits.of(None)
         for folder, own in folders.items():
             frame = store.open_run(own, limits)
             problems += frame.attrs["problems"]
@@ -427,7 +427,7 @@ def _parquet_files(path: Path) -> list[Path]:
     return [path]
 
 
-def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
+def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> StoredRun:
     files = []
     for path in map(Path, frame.attrs["files"]):
         content, href = path.read_bytes(), Path(os.path.relpath(path, out_folder)).as_posix()
@@ -435,10 +435,10 @@ def _run(folder: Path, frame: pd.DataFrame, out_folder: Path) -> Run:
             DataFile(path.name, quote(public(href)), len(content), hashlib.sha256(content).hexdigest())
         )
     first = frame.iloc[0]
-    return Run(str(first["run_id"]), str(first["sweep"]), run_state.about(folder), tuple(files))
+    return StoredRun(str(first["run_id"]), str(first["sweep"]), run_state.about(folder), tuple(files))
 
 
-def _machines(parts: list[tuple[Run, pd.DataFrame]]) -> tuple[Machine, ...]:
+def _machines(parts: list[tuple[StoredRun, pd.DataFrame]]) -> tuple[Machine, ...]:
     machines = []
     arms = frozenset(arm for _, frame in parts for arm in arms_of(frame))
     for env_id in dict.fromkeys(e for _, frame in parts for e in frame["env_id"]):

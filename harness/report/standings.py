@@ -12,7 +12,7 @@ from harness.judge.verdict.rows import is_candidate
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
 from harness.report.runs import once
 from harness.report.table import known
-from harness.report.verdicts import STUDIES, by_arm, counted, deciding, faults, fp8_pairs, rank
+from harness.report.verdicts import by_arm, counted, deciding, faults, fp8_pairs, rank
 from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
@@ -35,17 +35,17 @@ class Standing:
 
     @property
     def arm(self) -> str:
-        """Its name."""
+        """Name of the arm."""
         return str(self.fields)
 
     @property
     def computes(self) -> Arm:
-        """Its recipe."""
+        """Recipe of the arm."""
         return self.fields.computes
 
     @property
     def shown(self) -> Cell:
-        """Its gain, with the interval of one case or the range over several, and the clocks of both sides."""
+        """Gain of the arm, with the interval of one case or the range over several, and the clocks of both sides."""
         values, verdicts = [p["speedup"] for p in self.pairs], {p["verdict"] for p in self.pairs}
         pair, several = self.pairs[0], len(values) > 1
         spread = text.spread(min(values), max(values), *counted(self.pairs)) if several else ""
@@ -59,7 +59,7 @@ class Standing:
 
     @property
     def qualified(self) -> Cell:
-        """The same with every condition under which it decides nothing."""
+        """The cell `shown` with every condition under which it decides nothing."""
         disturbed = (under(condition, self.pairs) for condition in DISTURBED)
         return self.shown._replace(note=", ".join(filter(None, (self.shown.note, *disturbed))))
 
@@ -88,7 +88,7 @@ def standings(machine: Machine) -> list[Standing]:
 
 
 def timed(machine: Machine) -> list[Standing]:
-    """Those that have a gain."""
+    """Standings that have a gain."""
     return [s for s in standings(machine) if s.pairs]
 
 
@@ -141,7 +141,7 @@ def doubts(machine: Machine, arm: str) -> list[str]:
 
 
 def reservations(machine: Machine, standing: Standing) -> list[str]:
-    """Those of the doubts that stand neither beside the figure nor beside the arm's name.
+    """Doubts that stand neither beside the figure nor beside the arm's name.
 
     A loss that was not judged counts only where another recipe's was.
     """
@@ -179,8 +179,7 @@ def _results(machine: Machine, standing: Standing) -> str:
         bare = {r["case_id"] for r in unchecked(machine, standing.suite) if r["arm"] == arm}
         among = _among(sum(p["case_id"] in bare for p in standing.pairs), standing.pairs, UNCHECKED + " in ")
         return UNCHECKED if len(bare) == len(standing.pairs) else among
-    own = [w for w in numerics_by_arm(machine) if w.fp8 and w.judged and _same(standing, w.fields)]
-    own = [w for w in own if w.suite not in STUDIES]
+    own = [w for w in numerics_by_arm(machine) if w.fp8 and w.proves and _same(standing, w.fields)]
     stepped = any(_same(standing, parse(s.arm)) for s in first_steps(machine))
     is_checked = stepped or any(w.passed for w in own)  # what one suite judged makes up for no other
     return "" if is_checked and not any(w.unjudged for w in own) else UNCHECKED

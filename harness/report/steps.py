@@ -116,7 +116,7 @@ def mfu_table(machine: Machine) -> Table:
     return table_of(machine, "mfu", records, " ".join(said), lead=lead)
 
 
-def _figure(column: mfu.Column, record: Record) -> Cell:
+def _figure(column: mfu.MfuColumn, record: Record) -> Cell:
     used, value = record["used"], getattr(record["used"], column.name)
     if isinstance(value, str):
         return Cell(value, value)

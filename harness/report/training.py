@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
 from harness.judge.verdict.curves import half_life, pair, relative_gap
-from harness.judge.verdict.result import percent
+from harness.judge.verdict.result import EQUIVALENCE, percent
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate
 from harness.judge.verdict.rule import PASS_CONFIDENCE
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from harness.judge.verdict import GateResult
-    from harness.judge.verdict.rows import Setup
+    from harness.judge.verdict.rows import StoredSetup
     from harness.judge.verdict.time_to_loss import Reach
     from harness.report.runs import Machine
     from harness.report.table import Row
@@ -58,7 +58,6 @@ _HEADINGS = {
 # Axes that follow from others (a longer run rises for longer): they name a set-up only where nothing else does.
 SECONDARY = ("lr_warmup", "eval_every", "eval_batches", "diagnose_every")
 _WHOLE = "the output"  # `loss_from` of a model that returns its loss alone
-GAPS = ("L4", "L4h")  # gates whose figure has an interval
 LIMIT = 100 * MARGIN
 MOST_CURVES = 6  # set-ups with a figure
 MOST_POINTS = 240  # of a line; more cannot be seen and make the page heavy
@@ -131,7 +130,7 @@ def _gate_figure(gate: GateResult) -> str:
         return ""
     if gate.unit == "of the loss" and gate.gate != "L5":
         within = f" ({percent(gate.low)} to {percent(gate.high)})" * (
-            gate.gate in GAPS and math.isfinite(gate.high - gate.low)
+            gate.gate in EQUIVALENCE and math.isfinite(gate.high - gate.low)
         )
         return f"{percent(gate.effect)}{within}"
     if gate.unit == "ratio":
@@ -300,7 +299,7 @@ def _band(axes: Axes, x: Vector, middle: Any, half: Vector, label: str) -> None:
 
 
 @styled
-def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
+def _curves(machine: Machine, setup: StoredSetup, key: str) -> Chart:
     drawn = sheet(key, 3.6, grid="y")
     axes, (steps, base), (_, other) = (
         drawn.axes,
@@ -334,7 +333,7 @@ def _curves(machine: Machine, setup: Setup, key: str) -> Chart:
 
 
 @styled
-def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
+def _gaps(machine: Machine, setup: StoredSetup, key: str) -> list[Chart]:
     """The smoothed gap of each arm that is paired with the control, in percent of the control's loss."""
     records = setup.records
     arms = [
@@ -372,7 +371,7 @@ def _gaps(machine: Machine, setup: Setup, key: str) -> list[Chart]:
     return [drawn.chart(f"Paired gap: {setup_label(machine, setup.axes)}", f"{'. '.join(said)}.")]
 
 
-def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:
+def _smoothed(setup: StoredSetup, arm: str) -> tuple[Vector, Vector]:
     """Steps, and the smoothed loss of each whole run of an arm, [S, T]; empty where there is none."""
     runs = [r for r in setup.arms.get(arm, {}).values() if r.loss.first_nonfinite is None]
     longest = max((r.loss.steps for r in runs), key=len, default=np.zeros(0))
@@ -382,7 +381,7 @@ def _smoothed(setup: Setup, arm: str) -> tuple[Vector, Vector]:
     return longest, ema(np.array(whole), longest, half_life(longest.size))
 
 
-def _paired_gap(setup: Setup, arm: str, *, spread: bool = False) -> tuple[Vector, Vector] | None:
+def _paired_gap(setup: StoredSetup, arm: str, *, spread: bool = False) -> tuple[Vector, Vector] | None:
     """Steps, and the mean smoothed gap in percent of the loss, or three sd of it between seeds; None without pairs."""
     pairs = pair(setup.arms.get(arm, {}), setup.arms[CONTROL])
     if not pairs.seeds or pairs.steps.size < 2 or (spread and len(pairs.seeds) < 2):

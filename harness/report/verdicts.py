@@ -37,12 +37,10 @@ if TYPE_CHECKING:
     from harness.report.runs import Machine
     from harness.report.table import Row
 
-Verdict = Literal["yes", "partly", "no", "can't tell"]
+AnswerWord = Literal["yes", "partly", "no", "can't tell"]
 # Suites that answer for speed: what they time, in two words
 WHAT = {"train": "training steps", "linear": "whole layers", "gemm": "single GEMMs"}
 VERDICTS = ("faster", "same", "slower", "unclear", "missing")
-# Suites whose cases break casts and recipes on purpose: they can show that something is wrong, not that training is sound.
-STUDIES = ("outliers", "codes")
 
 
 MOST_NAMED = 3  # arms in a sentence
@@ -56,7 +54,7 @@ class Answer:
     """
 
     about: str
-    verdict: Verdict
+    verdict: AnswerWord
     clause: str
 
     @property
@@ -70,7 +68,7 @@ def capital(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
 
 
-def answer(about: str, verdict: Verdict, *parts: str) -> Answer:
+def answer(about: str, verdict: AnswerWord, *parts: str) -> Answer:
     """An answer whose clause is made of the parts that are not empty."""
     return Answer(about, verdict, "; ".join(filter(None, parts)))
 
@@ -156,7 +154,7 @@ def is_faster(machine: Machine) -> Answer:
     )
 
 
-KINDS: Mapping[Verdict, str] = {
+KINDS: Mapping[AnswerWord, str] = {
     "yes": "faster",
     "partly": "partly faster",
     "no": "not faster",
@@ -187,7 +185,7 @@ def deciding(machine: Machine) -> PairsOfMode | None:
     return PairsOfMode(suite, mode, parts[suite, mode, regime])
 
 
-def _speed_verdict(pairs: Sequence[Mapping[str, Any]], lost_under_load: bool) -> Verdict:
+def _speed_verdict(pairs: Sequence[Mapping[str, Any]], lost_under_load: bool) -> AnswerWord:
     """Verdict on one arm; a gain that is lost under sustained load holds in part."""
     count = Counter(p["verdict"] for p in pairs)
     decided = count["faster"] + count["slower"] + count["same"]
@@ -199,7 +197,7 @@ def _speed_verdict(pairs: Sequence[Mapping[str, Any]], lost_under_load: bool) ->
     return "yes" if whole else "partly"
 
 
-def _together(verdicts: Collection[Verdict]) -> Verdict:
+def _together(verdicts: Collection[AnswerWord]) -> AnswerWord:
     """The answer over arms: yes where it is yes for each of them, partly where it is for some."""
     if len(set(verdicts)) == 1 and "partly" not in verdicts:
         return next(iter(verdicts))
@@ -225,7 +223,7 @@ def counted(pairs: Sequence[Mapping[str, Any]]) -> tuple[int, str]:
 # Soundness
 
 
-class Fault(NamedTuple):
+class WrongResult(NamedTuple):
     """A result that is wrong, and how."""
 
     suite: str
@@ -234,15 +232,19 @@ class Fault(NamedTuple):
 
 
 @once
-def faults(machine: Machine) -> list[Fault]:
+def faults(machine: Machine) -> list[WrongResult]:
     """Every FP8 result that did not pass its check; a study, which breaks recipes on purpose, can refute as well."""
     worst = [w for w in numerics_by_arm(machine) if w.judged]
     refuted = {(r["suite"], r["arm"], r["case_id"]): r for r in machine.pick(status="failed", cause=REFUTED)}
     return [
-        *(Fault(w.suite, w.fields, "SQNR below its bound") for w in worst if w.fp8 for _ in w.failing),
-        *(Fault(w.suite, w.fields, "codes differ") for w in worst if w.mismatches),
-        *(Fault(r["suite"], arm_of(r), "a check failed") for r in refuted.values()),
-        *(Fault("train", parse(s.arm), "first step not sound") for s in first_steps(machine) if s.fault),
+        *(WrongResult(w.suite, w.fields, "SQNR below its bound") for w in worst if w.fp8 for _ in w.failing),
+        *(WrongResult(w.suite, w.fields, "codes differ") for w in worst if w.mismatches),
+        *(WrongResult(r["suite"], arm_of(r), "a check failed") for r in refuted.values()),
+        *(
+            WrongResult("train", parse(s.arm), "first step not sound")
+            for s in first_steps(machine)
+            if s.fault
+        ),
     ]
 
 
@@ -261,10 +263,10 @@ def is_sound(machine: Machine) -> Answer:
         )
     worst, steps = [w for w in numerics_by_arm(machine) if w.judged], first_steps(machine)
     fp8 = [w for w in worst if w.fp8 and w.sqnr]
-    every = [w for w in fp8 if w.suite not in STUDIES]
+    every = [w for w in fp8 if w.proves]
     judged = [w for w in every if not w.unjudged]
-    exact = sum(w.checked_codes for w in worst if w.suite not in STUDIES)
-    broken = dict.fromkeys(w.suite for w in worst if w.suite in STUDIES and (w.sqnr or w.checked_codes))
+    exact = sum(w.checked_codes for w in worst if w.proves)
+    broken = dict.fromkeys(w.suite for w in worst if not w.proves and (w.sqnr or w.checked_codes))
     studied = " and ".join(broken)
     if not judged and not exact and not steps:
         nothing = (
@@ -321,7 +323,7 @@ def did_fp8_run(machine: Machine) -> Answer:
                 every.append(gemms_of(about))
                 for run in (run for run in runs.values() if run.doubted):
                     (disproved if run.disproved else unproven).append(f"divergence {arm}")
-    found: list[tuple[Verdict, list[str], str, str]] = [
+    found: list[tuple[AnswerWord, list[str], str, str]] = [
         ("no", short, "measured arm", "ran fewer FP8 GEMMs than the recipe has"),
         ("no", disproved, "training run", "did not run in FP8 as asked"),
         ("can't tell", unproven, "measured arm", "could not be proved to run in FP8"),

@@ -95,7 +95,7 @@ LIMIT_GIB = 1.0  # a million rows take 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowsFile:
     """One file of a run.
 
     Attributes:
@@ -112,7 +112,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Limits:
+class ReadLimits:
     """Memory that the rows of one command may take.
 
     Attributes:
@@ -124,7 +124,7 @@ class Limits:
     taken: int = 0
 
     @classmethod
-    def of(cls, gib: float | None) -> Limits:
+    def of(cls, gib: float | None) -> ReadLimits:
         """So many GiB; None: by default, or as the environment says.
 
         Raises:
@@ -186,7 +186,7 @@ def read(
         UsageError: a path does not exist, a name is neither a column nor an axis of these runs, or `where` names a column
             of lists.
     """
-    limits = Limits.of(limit_gib)
+    limits = ReadLimits.of(limit_gib)
     frame = open_run(paths, limits, columns=columns, where=where, all_attempts=all_attempts, expand=expand)
     for problem in frame.attrs["problems"]:
         warnings.warn(f"skipped: {problem}", RuntimeWarning, stacklevel=2)
@@ -195,7 +195,7 @@ def read(
 
 def open_run(
     paths: str | Path | Sequence[str | Path],
-    limits: Limits | None = None,
+    limits: ReadLimits | None = None,
     *,
     columns: Sequence[str] | None = None,
     where: Mapping[str, object] | None = None,
@@ -213,7 +213,7 @@ def open_run(
     if expand or "case_axes" in returned or fitting.keys() - of_rows:
         needed.add("axes")
     named = [Path(p) for p in ([paths] if isinstance(paths, str | Path) else paths)]
-    kept, table, problems = _rows(named, needed, fitting, all_attempts, limits or Limits.of(None))
+    kept, table, problems = _rows(named, needed, fitting, all_attempts, limits or ReadLimits.of(None))
     frame = _frame(_matching(table, fitting).select([name for name in SCHEMA.names if name in needed]))
     axes = _axes(frame) if expand else {}
     if "case_axes" in returned:
@@ -230,8 +230,8 @@ def _rows(
     needed: Collection[str],
     where: Mapping[str, list[Any]],
     all_attempts: bool,
-    limits: Limits,
-) -> tuple[list[Part], pa.Table, list[str]]:
+    limits: ReadLimits,
+) -> tuple[list[RowsFile], pa.Table, list[str]]:
     """The files that count, their rows that may be asked for, and what could not be read."""
     of_cases = {name: where[name] for name in where.keys() & _OF_A_CASE}
     # Cases with several attempts: all their rows are read, to decide which counts
@@ -287,10 +287,10 @@ def _alternatives(name: str, value: object) -> list[Any]:
     return values
 
 
-def each_once(parts: Sequence[Part]) -> list[Part]:
+def each_once(parts: Sequence[RowsFile]) -> list[RowsFile]:
     """The files without those whose rows another one holds: copies of it, and what it was compacted from."""
     replaced = {name for part in parts for name in part.replaces}
-    found: dict[Hashable, Part] = {}
+    found: dict[Hashable, RowsFile] = {}
     for part in parts:
         name = part.path.name
         if name not in replaced:
@@ -303,8 +303,8 @@ def read_parts(
     columns: Collection[str] = SCHEMA.names,
     where: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     cases: Collection[str | None] = (),
-    limits: Limits | None = None,
-) -> tuple[list[Part], list[str], bool]:
+    limits: ReadLimits | None = None,
+) -> tuple[list[RowsFile], list[str], bool]:
     """All parts below some paths, what could not be read, and whether a file was gone when its turn came.
 
     Args:
@@ -314,7 +314,7 @@ def read_parts(
         cases: ids of cases whose rows are kept all the same.
         limits: what all of them may take.
     """
-    parts, problems, vanished, limits = [], [], False, limits or Limits.of(None)
+    parts, problems, vanished, limits = [], [], False, limits or ReadLimits.of(None)
     for path in {os.path.realpath(file): file for p in named for file in _files(p)}.values():
         try:
             part = read_part(path, columns, where, cases, limits)
@@ -332,14 +332,14 @@ def read_part(
     columns: Collection[str] = SCHEMA.names,
     where: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     cases: Collection[str | None] = (),
-    limits: Limits | None = None,
-) -> Part:
+    limits: ReadLimits | None = None,
+) -> RowsFile:
     """The rows of one file, with the given columns.
 
     Raises:
         ValueError: the file holds no rows of this store, those of another schema_version, or more than there is room for.
     """
-    limits = limits or Limits.of(None)
+    limits = limits or ReadLimits.of(None)
     content = pa.BufferReader(read_bytes(path, limits.most))
     metadata = parquet.read_metadata(content)
     present = metadata.schema.to_arrow_schema()
@@ -371,7 +371,7 @@ def read_part(
     limits.check(sum(_size(rows[name]) for name in rows.column_names if name in TEXTS))
     rows = in_memory(rows)
     limits.taken += rows.nbytes
-    return Part(path, rows, tuple(replaces), problem)
+    return RowsFile(path, rows, tuple(replaces), problem)
 
 
 def _decoded(metadata: parquet.FileMetaData, columns: Collection[str]) -> int:
@@ -419,7 +419,7 @@ def _files(path: Path) -> list[Path]:
     raise UsageError(f"no such file or folder: {path}")
 
 
-def _together(parts: Sequence[Part], columns: Collection[str]) -> pa.Table:
+def _together(parts: Sequence[RowsFile], columns: Collection[str]) -> pa.Table:
     none = in_memory(encoded(SCHEMA.empty_table(), columns))
     return pa.concat_tables([none, *(part.rows for part in parts)]).unify_dictionaries()
 

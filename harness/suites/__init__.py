@@ -19,7 +19,7 @@ from harness.store.tables import beside
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from fp8core.extensions import Table
+    from fp8core.extensions import ExtensionTable
     from harness.timing.workload import Axis
 
 _AXES = beside(__file__, "axes.yaml")
@@ -79,11 +79,11 @@ class _Suites(UserDict[str, Any]):
         return tuple(self.data[name].AXES) if name in self.data else NAMES.get(name)
 
     @cached_property
-    def others(self) -> Table[Any]:
+    def others(self) -> ExtensionTable[Any]:
         """The suites that other packages bring."""
-        from fp8core.extensions import Table
+        from fp8core.extensions import ExtensionTable
 
-        return Table("suites", {}, _fault, NAMES)
+        return ExtensionTable("suites", {}, _fault, NAMES)
 
 
 def _refuse_while_importing(name: str) -> None:

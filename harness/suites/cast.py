@@ -99,7 +99,7 @@ def work(case: Case) -> float:
 
 
 def bytes_moved(case: Case, arm: str, cache: int) -> float:
-    """Those of a cast: see the module docstring; scales of rows are left out.
+    """Bytes that a cast moves: see the module docstring; scales of rows are left out.
 
     Args:
         case: the tensor.

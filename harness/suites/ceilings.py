@@ -82,7 +82,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
 
 
 def _gemm_case(case: Case) -> Case:
-    """The same product as a case of the suite gemm."""
+    """The product of a ceiling as a case of the suite gemm."""
     named = {"shape_set": CUSTOM, "layer": CUSTOM, "role": "output", "data": "randn"}
     return Case.of("gemm", {**named, **dict.fromkeys("MKN", case.integer("cube"))}, case.seed)
 

@@ -40,9 +40,9 @@ from harness.suites import ablation, axes_of
 from harness.suites.common import crossed_points, ranks_of, recipe_unsupported
 from harness.suites.extended import extended_table
 from harness.timing.device_memory import free_bytes
-from harness.timing.workload import ArmInfo, Trial, Unsupported
+from harness.timing.workload import ArmInfo, TrialOutcome, Unsupported
 from harness.training import batches, meta_estimate
-from harness.training.loop import Batch, Regime, TrainingJob, facts_of, train
+from harness.training.loop import Batch, TrainingJob, TrainingRegime, facts_of, train
 from harness.training.setup import EXPERTS, Setup, Trainee
 from harness.training.step import CHECKPOINTING, COMPUTE
 
@@ -230,7 +230,9 @@ def work(case: Case) -> float:
     ) * ranks_of(case)
 
 
-def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+def trial(
+    case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
+) -> TrialOutcome:
     """Train one arm; every loss is a result."""
     job, world = job_of(case, arm, device), ranks_of(case)
     result = train(job, device, workspace, on_step)
@@ -249,7 +251,7 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     series = result.curves.series()
     lost = "" if any(s.metric == "loss" for s in series) else f"nothing was trained: {result.stopped}"
     broke = Cause.ERROR if result.nonfinite_step is None else Cause.DIVERGED
-    return Trial(series, resolved, lost, cause=broke)
+    return TrialOutcome(series, resolved, lost, cause=broke)
 
 
 def recipe_of(arm: str) -> Recipe | None:
@@ -323,10 +325,10 @@ def job_of(case: Case, arm: str, device: str) -> TrainingJob:
     )
 
 
-def regime_of(case: Case) -> Regime:
+def regime_of(case: Case) -> TrainingRegime:
     """Steps, learning rates and looks of a case."""
     lr = case.number("lr")
-    return Regime(
+    return TrainingRegime(
         steps=case.integer("steps"),
         lr=lr,
         min_lr=lr * case.number("min_lr_frac"),
@@ -399,7 +401,7 @@ _points = crossed_points("divergence", "whole models by axes.model", AXES, check
 
 
 def points(shapes: Sequence[str], axes: Mapping[str, Sequence[Scalar]], model: Any) -> list[Point]:
-    """Those of `crossed_points`, each of which is a run of its own.
+    """Points of `crossed_points`, each of which is a run of its own.
 
     Raises:
         UsageError: a value stands twice, or two schedules hold the same layers at the same steps.

@@ -18,11 +18,11 @@ from harness.timing.workload import ArmInfo, arm_table
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fp8core.extensions import Extension, Table
+    from fp8core.extensions import Extension, ExtensionTable
     from harness.store.case import Case
 
 
-def extended_table(arms: Mapping[Arm, ArmInfo], *tables: Table[Any]) -> dict[str, ArmInfo]:
+def extended_table(arms: Mapping[Arm, ArmInfo], *tables: ExtensionTable[Any]) -> dict[str, ArmInfo]:
     """`arm_table` of arms of which some are extensions'; ours keep their names.
 
     Args:
@@ -82,5 +82,5 @@ def faults() -> dict[Extension, str]:
     """Every extension of the five tables that cannot be used, with a sentence; imports all of them."""
     from harness.training.models import MODELS
 
-    tables: tuple[Table[Any], ...] = (PEERS, SUITES.others, RECIPES, MODELS, BACKENDS)
+    tables: tuple[ExtensionTable[Any], ...] = (PEERS, SUITES.others, RECIPES, MODELS, BACKENDS)
     return {extension: why for table in tables for extension, why in table.absent.items()}

@@ -42,7 +42,7 @@ from harness.suites.common import (
     timed,
 )
 from harness.suites.extended import extended_table
-from harness.suites.oracle import Judgement
+from harness.suites.oracle import OracleCheck
 from harness.suites.shapes import ROLES, gemm_points
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Numerics, Unsupported, Workload
@@ -144,7 +144,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
 
     def check_bf16() -> Numerics:
         product, exact = torch.mm(a, b)[rows], oracle.product(a[rows], b)
-        judgement = Judgement(metrics.figures(product, exact))
+        judgement = OracleCheck(metrics.figures(product, exact))
         judgement.rounded("the product", product, exact, oracle.BF16_MATMUL)
         return judgement.verdict(resolved)
 
@@ -159,7 +159,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
             codes = Operand(operands[0], operands[2]), Operand(operands[1], operands[3])
             exact = oracle.product_of_codes(*codes, some)
             least = oracle.fp8_bound(device, K, fast, positive=case["data"] == "ones")
-        judgement = Judgement()
+        judgement = OracleCheck()
         judgement.rounded("the product", product[some], exact, least)
         return "; ".join(judgement.reasons)
 
@@ -182,7 +182,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         """The timed product on the timed operands, and on the same codes with scales that differ from line to line."""
         whole, events = profiled(lambda: multiply(*_flat(qa, qb)), device)
         resolved.update(kernel_names(events))
-        judgement = Judgement(metrics.figures(whole[rows], oracle.product(a[rows], b)))
+        judgement = OracleCheck(metrics.figures(whole[rows], oracle.product(a[rows], b)))
         bound = oracle.fp8_bound(device, K, fast, positive=case["data"] == "ones")
         casts = gemm if case["data"] == "randn" else UNCAST
         judgement.fp8("the product", whole[rows], oracle.product_of_codes(qa, qb, rows), bound, casts, K)

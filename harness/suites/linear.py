@@ -52,7 +52,7 @@ from harness.suites.common import (
     timed,
 )
 from harness.suites.extended import extended_table
-from harness.suites.oracle import Judgement
+from harness.suites.oracle import OracleCheck
 from harness.suites.shapes import gemm_sizes, linear_points
 from harness.timing import metrics
 from harness.timing.compiling import fresh_compile
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from harness.store.case import Case
 
 Tensors = tuple[Tensor, Tensor, Tensor]
-Step = Callable[[Tensor, Tensor], Tensors]  # x, grad_output -> output and both gradients
+LayerStep = Callable[[Tensor, Tensor], Tensors]  # x, grad_output -> output and both gradients
 
 AXES = axes_of("linear")
 CASTS: Mapping[str, Kernels] = {"plain": "never", "kernels": "always"}  # word of an arm -> Recipe.kernels
@@ -192,7 +192,7 @@ def workload(
         shapes = [list(result.shape) for result in results]
         if shapes != (due := [[M, N], [M, K], [N, K]]):
             return f"results of shapes {shapes}, {due} expected"
-        judgement = Judgement()
+        judgement = OracleCheck()
         for name, _, _, part, exact, bound in _parts(results, recipe, own, seed, (JUDGED, JUDGED)):
             judgement.rounded(name, part, exact, bound)
         return "; ".join(judgement.reasons)
@@ -239,7 +239,7 @@ def warm_up(layer: nn.Module, recipe: Recipe | None, x: Tensor, grad: Tensor) ->
         update_scales(layer)
 
 
-def step_of(layer: nn.Module, compiled: bool = False) -> Step:
+def step_of(layer: nn.Module, compiled: bool = False) -> LayerStep:
     """One forward and backward pass; only the forward needs compiling, its backward comes with it."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
@@ -280,7 +280,7 @@ def _flops(case: Case, recipe: Recipe | None) -> dict[str, float]:
 
 
 def _check(
-    step: Step, recipe: Recipe | None, case: Case, operands: Tensors, resolved: dict[str, object]
+    step: LayerStep, recipe: Recipe | None, case: Case, operands: Tensors, resolved: dict[str, object]
 ) -> Numerics:
     """Judges each GEMM's result on some rows and columns, and counts the FP8 GEMMs that a profiler saw in the same pass."""
     x, weight, grad = (t.detach() for t in operands)
@@ -291,7 +291,7 @@ def _check(
     due = recipe.fp8_gemms if recipe is not None and backend_named(recipe.backend).is_fp8 else 0
     resolved |= {"fp8_gemms": ran, "fp8_gemms_expected": due, **kernel_names(events)}
 
-    judgement = Judgement()
+    judgement = OracleCheck()
     for name, gemm, (a, b), part, exact, bound in _parts(results, recipe, (x, weight, grad), case.seed):
         prefix = "" if name == "output" else f"{name}_"
         uncast = gemm is None or not gemm.is_fp8 or gemm.is_four_bit

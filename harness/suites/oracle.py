@@ -48,7 +48,7 @@ FOUR_BITS: Bound = (
 
 
 def fast_accum_bound(K: int, positive: bool = False) -> Bound:
-    """That of a GEMM whose accumulator may be short (Hopper's 14 bits), against the exact product of its codes.
+    """SQNR bound in dB of a GEMM whose accumulator may be short (Hopper's 14 bits), against the exact product of its codes.
 
     In the model of docs/numerics-gemm.md, section 5, zero-mean data keep 53 dB at K = 8192 and lose 5 to 8 a doubling;
     a sum of equal signs is biased by truncation and keeps 17, losing 6. Ten dB of room, since it is a model.
@@ -61,7 +61,7 @@ def fast_accum_bound(K: int, positive: bool = False) -> Bound:
 
 
 def fp8_bound(device: str, K: int, fast: bool, positive: bool = False) -> Bound:
-    """That of an FP8 GEMM against the exact product of its codes."""
+    """SQNR bound in dB of an FP8 GEMM against the exact product of its codes."""
     if fast:
         return fast_accum_bound(K, positive)
     return ROUNDED if torch.device(device).type == "cpu" else BF16_MATMUL
@@ -285,7 +285,7 @@ def gaussian_margin_db(M: int, K: int, N: int) -> float:
 
 
 @dataclass(slots=True)
-class Judgement:
+class OracleCheck:
     """Collects figures and the reasons why a result may not be timed."""
 
     values: dict[str, float] = field(default_factory=dict)

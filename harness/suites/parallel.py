@@ -22,9 +22,9 @@ from harness.store.errors import Cause
 from harness.suites import axes_of
 from harness.suites.common import compile_missing, crossed_points, recipe_unsupported
 from harness.suites.extended import extended_table
-from harness.timing.workload import ArmInfo, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Series, TrialOutcome, Unsupported
 from harness.training.parallel import cells
-from harness.training.parallel.cells import CELLS, Cell
+from harness.training.parallel.cells import CELLS, ParallelCell
 from harness.training.parallel.job import BATCH, SEQ, ParallelRun, deviation
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def work(case: Case) -> float:
     return float(_cell(case).microbatches * BATCH * SEQ * case.integer("steps"))
 
 
-def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]) -> Trial:
+def trial(
+    case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
+) -> TrialOutcome:
     """Trains in ranks and alone, and compares."""
     name, cell, job = case.text("cell"), _cell(case), job_of(case, arm, device)
     resolved: dict[str, object] = {
@@ -83,12 +85,12 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
         resolved["emulated"] = _lacking(arm, device)
     every = cells.everywhere(name, job)
     if not every:  # another rank, for which rank 0 speaks
-        return Trial((), resolved)
+        return TrialOutcome((), resolved)
     resolved |= every[0].facts
     if every[0].refusal:
-        return Trial((), resolved, refusal=every[0].refusal)
+        return TrialOutcome((), resolved, refusal=every[0].refusal)
     if fault := not_finite([ran.losses for ran in every]):
-        return Trial((), resolved, fault, cause=Cause.DIVERGED)
+        return TrialOutcome((), resolved, fault, cause=Cause.DIVERGED)
     losses = _mean([ran.losses for ran in every])
     reference = cell.reference(job)
     expected = cells.reference(reference)
@@ -98,10 +100,10 @@ def trial(case: Case, arm: str, device: str, workspace: Path, on_step: Callable[
     steps = tuple(range(len(losses)))
     on_step(len(losses), len(losses))
     if not apart <= bound:  # also where the one process's loss is NaN
-        why = f"losses {_said(losses)} differ from one process's {_said(expected)} by {apart:.2e}; bound {bound:.2e} ({source})"
-        return Trial((), resolved, why, cause=Cause.NUMERICS)
+        why = f"losses {_losses_text(losses)} differ from one process's {_losses_text(expected)} by {apart:.2e}; bound {bound:.2e} ({source})"
+        return TrialOutcome((), resolved, why, cause=Cause.NUMERICS)
     sent: Mapping[str, float] = every[0].facts.get("sent_bytes_per_step", {})
-    return Trial(
+    return TrialOutcome(
         (
             Series("loss", losses, steps),
             Series("loss_deviation", (apart,), steps[-1:]),
@@ -139,7 +141,7 @@ def not_finite(curves: Sequence[Sequence[float]]) -> str:
     return f"{named} of {len(curves)}: loss is {curves[guilty[0]][start]} at step {start}{others}"
 
 
-def _cell(case: Case) -> Cell:
+def _cell(case: Case) -> ParallelCell:
     return CELLS[case.text("cell")]
 
 
@@ -154,5 +156,5 @@ def _mean(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return tuple(sum(losses) / len(losses) for losses in zip(*filter(None, curves), strict=True))
 
 
-def _said(losses: Sequence[float]) -> str:
+def _losses_text(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.6g}" for loss in losses)

@@ -58,7 +58,7 @@ from harness.training.step import CHECKPOINTING, COMPUTE
 from harness.training.timed import Profile, Source, TimedArm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from harness.store.case import Case
 
@@ -182,6 +182,17 @@ def _not_on_ranks(case: Case, setup: Setup, world: int, device: str) -> Unsuppor
     if setup.recipe is not None and setup.recipe.fp8_all_gather and (why_not := recipe_reason(setup.recipe)):
         return Unsupported("shape", f"fp8_all_gather=true: {why_not}; take axes.fp8_all_gather=false")
     return None
+
+
+_LEAST_STEPS = 4  # of an arm: the first one, one of the proof, one that warms up, one that is timed
+
+
+def least_seconds(case: Case, arms: Sequence[str], flops_per_s: float) -> float:
+    """Seconds of the products of the steps that the arms take at the least; 0 where a batch is still to be found."""
+    if case["batch"] == MAX:
+        return 0.0
+    flops = sum(meta_estimate.flops(_setup(case, arms[0], case.integer("batch"))).values())
+    return len(arms) * _LEAST_STEPS * flops / flops_per_s
 
 
 def work(case: Case) -> float:

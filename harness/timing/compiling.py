@@ -147,7 +147,7 @@ class CompileWatch:
         return seen
 
     def summary(self) -> dict[str, object]:
-        """For `resolved`: graphs, graph breaks, and whether the code was compiled or came from the disk cache."""
+        """Graphs, graph breaks, for `resolved`, and whether the code was compiled or came from the disk cache."""
         seen = self._seen()
         sources = ["warm"] * bool(seen["cache_hits"]) + ["cold"] * bool(seen["cache_misses"])
         return {

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from harness.machine.gpu_monitor import Monitor
     from harness.timing.clock import Split
-    from harness.timing.timers import Clock, L2State, Timer
+    from harness.timing.timers import L2State, Seconds, Timer
 
 # Sustained samples of one run: enough to see a clock ramp inside of it.
 _SAMPLES_PER_RUN = 20
@@ -46,7 +46,7 @@ def measure(
     config: TimingConfig,
     seed: int = 0,
     monitor: Monitor | None = None,
-    clock: Clock = time.perf_counter,
+    clock: Seconds = time.perf_counter,
     resident: Mapping[str, Resident] | None = None,
     on_warm: Callable[[], None] = lambda: None,
     on_round: Callable[[dict[str, Timing]], None] | None = None,
@@ -123,7 +123,7 @@ def measure(
 
 
 def _bursts(take: Callable[..., list[float]], pause_s: float, each: bool) -> Callable[..., list[float]]:
-    """The same with a rest before each sample, or before a whole block; samples no longer adjoin.
+    """Return `take` with a rest before each sample, or before a whole block; samples no longer adjoin.
 
     Args:
         take: a block of a timer, which returns when the device is idle.
@@ -204,7 +204,7 @@ def measure_sustained(
     config: TimingConfig,
     seed: int = 0,
     monitor: Monitor | None = None,
-    clock: Clock = time.perf_counter,
+    clock: Seconds = time.perf_counter,
 ) -> dict[str, Timing]:
     """Times all arms of a case under sustained load, each rotating through its closures.
 

@@ -20,7 +20,7 @@ from harness.timing.config import Regime, StopReason, Timing, TimingConfig, Warm
 
 if TYPE_CHECKING:
     from harness.timing.clock import Split
-    from harness.timing.timers import Clock, L2State, Timer
+    from harness.timing.timers import L2State, Seconds, Timer
 
 Resident = Callable[[], AbstractContextManager[object]]
 
@@ -34,7 +34,7 @@ _SHORTEST_CALL_MS = 5e-5
 
 
 @dataclass
-class Run:
+class ArmRun:
     """Running state of one arm."""
 
     fn: Callable[[], object]
@@ -103,12 +103,12 @@ class Sampler:
         config: TimingConfig,
         seed: int,
         monitor: Monitor | None,
-        clock: Clock,
+        clock: Seconds,
         resident: Mapping[str, Resident] | None = None,
         splits: Mapping[str, Split] | None = None,
     ) -> None:
         self.runs = {
-            name: Run(fn, (resident or {}).get(name), split=(splits or {}).get(name))
+            name: ArmRun(fn, (resident or {}).get(name), split=(splits or {}).get(name))
             for name, fn in arms.items()
         }
         self.short = ""  # see Timing
@@ -123,11 +123,11 @@ class Sampler:
         self.stopped_rounds = 0
         self.disturbed: set[str] = set()  # see `Timer`, of the blocks of a round
 
-    def live(self) -> dict[str, Run]:
+    def live(self) -> dict[str, ArmRun]:
         """Arms that have not failed."""
         return {name: run for name, run in self.runs.items() if not run.failure}
 
-    def shuffled(self) -> list[tuple[str, Run]]:
+    def shuffled(self) -> list[tuple[str, ArmRun]]:
         """Live arms in an order drawn anew."""
         arms = list(self.live().items())
         self.random.shuffle(arms)
@@ -139,7 +139,7 @@ class Sampler:
         self.reasons = (self.monitor.throttle_reasons() or frozenset()) & THROTTLING
 
     def sample(
-        self, name: str, run: Run, take: Callable[..., list[float]], n: int, calls: int
+        self, name: str, run: ArmRun, take: Callable[..., list[float]], n: int, calls: int
     ) -> list[float]:
         """One block of an arm; an arm that raises is marked as failed and yields no samples."""
         # One more call leads into a resident block: its first sample must not begin on an idle device.
@@ -176,7 +176,7 @@ class Sampler:
         return samples
 
     @contextmanager
-    def _resident(self, run: Run) -> Iterator[None]:
+    def _resident(self, run: ArmRun) -> Iterator[None]:
         """The arm's memory while its block runs, after one call that allocates the rest; the device is idle."""
         if run.resident is None:
             yield
@@ -186,7 +186,7 @@ class Sampler:
             self.timer.synchronize()
             yield
 
-    def load(self, name: str, run: Run, take: Callable[..., list[float]], n: int, calls: int) -> None:
+    def load(self, name: str, run: ArmRun, take: Callable[..., list[float]], n: int, calls: int) -> None:
         """One block whose samples are not kept: warm-up."""
         before = run.seconds
         if self.sample(name, run, take, n, calls):
@@ -194,7 +194,7 @@ class Sampler:
         run.warm_seconds += run.seconds - before
         run.seconds = before
 
-    def record(self, round_index: int, run: Run, samples: list[float]) -> None:
+    def record(self, round_index: int, run: ArmRun, samples: list[float]) -> None:
         """Keeps one round of an arm."""
         run.samples += samples
         if run.split is not None:

@@ -66,7 +66,7 @@ class Sleep:
         self._cuda._sleep(int(planned_ms * self.cycles_per_ms))
 
     def release(self) -> None:
-        """It ends by itself."""
+        """Do nothing: a sleep ends by itself."""
 
 
 class HostReleased:
@@ -120,7 +120,7 @@ def hold_for(cuda: Any) -> Hold:
 
 
 L2State = Literal["cold", "warm", "rotating", "none"]
-Clock = Callable[[], float]  # seconds, monotonic
+Seconds = Callable[[], float]  # seconds, monotonic
 
 
 class Timer(Protocol):
@@ -149,7 +149,7 @@ class Timer(Protocol):
 
     @property
     def back_to_back(self) -> Callable[..., list[float]]:
-        """The same, adjoining, without flush or hold; of one call also up to the split."""
+        """Take samples as `block` does, adjoining, without flush or hold; of one call also up to the split."""
         ...
 
     def rotating(self) -> Timer | None:
@@ -175,7 +175,9 @@ class CpuTimer:
     late = 0
     hold = disturbed = ""
 
-    def __init__(self, clock: Clock = time.perf_counter, steps: HostClock | EventClock | None = None) -> None:
+    def __init__(
+        self, clock: Seconds = time.perf_counter, steps: HostClock | EventClock | None = None
+    ) -> None:
         self._clock, self._steps = clock, steps or HostClock(clock)
 
     def block(
@@ -282,7 +284,7 @@ class CudaTimer(CpuTimer):
         l2_bytes: int | None = None,
         flush: bool = True,
         allocate: Callable[[int], Any] | None = None,
-        clock: Clock = time.perf_counter,
+        clock: Seconds = time.perf_counter,
         hold: Hold | None = None,
     ) -> None:
         if cuda is None:

@@ -61,7 +61,8 @@ class Workload:
             reference; called before timing, a not-ok result gets no speed.
         flops: floating-point operations of one call by the dtype that each GEMM really ran in ("bf16", "e4m3").
         bytes_moved: logical bytes read and written by one call; None where the count would be a guess.
-        resolved: what really runs (recipe, backend, dtypes, `timed`: what one call spans).
+        resolved: what really runs (recipe, backend, dtypes, `timed`: what one call spans; `evidence`: "refutes" where cases break
+            recipes on purpose, so that passing proves nothing, "none" where a figure is recorded and not judged).
         compiled: the first call compiles; the executor times that call apart as `compile_s`.
         variants: closures over other operand sets of the same shapes, for the sustained regime, which rotates
             through them so that no operand stays in cache. Empty: `run` alone is repeated.
@@ -173,7 +174,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialOutcome:
     """What came of an arm that is a run of its own and no closure to time.
 
     Attributes:
@@ -220,6 +221,12 @@ def runs_alone(suite: Plannable) -> bool:
     return bool(getattr(suite, "ALONE", False))
 
 
+def least_seconds(suite: Plannable, case: Case, arms: Sequence[str], flops_per_s: float) -> float:
+    """What a case takes at the least, as far as its suite has a function `least_seconds(case, arms, flops_per_s)`; else 0."""
+    own = getattr(suite, "least_seconds", None)
+    return 0.0 if own is None else float(own(case, arms, flops_per_s))
+
+
 def world_of(suite: Plannable, case: Case) -> int:
     """How many ranks, each a process, an arm of the case is: by its axis `ranks`, or by what the suite's `world` says.
 
@@ -264,7 +271,7 @@ class TrialSuite(Plannable, Protocol):
 
     def trial(
         self, case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
-    ) -> Trial:
+    ) -> TrialOutcome:
         """Runs one arm to its end.
 
         Args:

@@ -49,7 +49,7 @@ class Gap(NamedTuple):
     tokens: int
 
 
-class Cause(NamedTuple):
+class PatchedLayers(NamedTuple):
     """Layers of b, and the mean KL divergence in nats that is left where a's stand in their place, on the first batch."""
 
     layers: tuple[str, ...]
@@ -72,7 +72,7 @@ class Agreement:
 
     gap: Gap
     floor: Gap
-    causes: tuple[Cause, ...]
+    causes: tuple[PatchedLayers, ...]
     kl_first: float
     judged: str
     device: str
@@ -267,7 +267,9 @@ def _targets(batch: Any, logits: Tensor) -> tuple[Tensor | None, Tensor]:
     return ids.roll(-1, 1).to(logits.device), kept
 
 
-def _causes(a: nn.Module, b: nn.Module, first: tuple[Any, ...], passes: int) -> tuple[tuple[Cause, ...], str]:
+def _causes(
+    a: nn.Module, b: nn.Module, first: tuple[Any, ...], passes: int
+) -> tuple[tuple[PatchedLayers, ...], str]:
     batch, at_a, targets, kept, kl_first = first
     of_a, of_b = dict(a.named_modules()), dict(b.named_modules())
     names = [name for name, layer in of_b.items() if _differ(of_a.get(name), layer)]
@@ -284,7 +286,7 @@ def _causes(a: nn.Module, b: nn.Module, first: tuple[Any, ...], passes: int) -> 
             for name in group:
                 stack.callback(of_b[name].register_forward_hook(_instead(of_a[name])).remove)
             left = _gap([_tokens(at_a, _logits(b, batch), targets, kept)])
-        found.append(Cause(tuple(group), left.kl_mean))
+        found.append(PatchedLayers(tuple(group), left.kl_mean))
     return tuple(sorted(found, key=lambda each: each.kl_left)), ""
 
 

@@ -107,7 +107,7 @@ PERTURBATION = 1e-4  # relative size of the noise on the weights that shows the 
 
 
 @dataclass(frozen=True, slots=True)
-class Regime:
+class TrainingRegime:
     """How long and how a run trains, and how often it is looked at.
 
     The learning rate rises linearly over `warmup` steps and falls to `min_lr` along half a cosine (nanoGPT, `get_lr`
@@ -138,13 +138,14 @@ class Regime:
             raise UsageError(f"min_lr={self.min_lr}: expected a number from 0 to lr={self.lr:g}")
         if not 0 <= self.warmup < self.steps:
             raise UsageError(
-                f"warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}"
+                f"lr_warmup={self.warmup}: expected an integer from 0 to steps - 1 = {self.steps - 1}; give axes.lr_warmup or "
+                "axes.steps"
             )
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step.
 
-        >>> regime = Regime(steps=100, lr=1e-3, min_lr=1e-4, warmup=9)
+        >>> regime = TrainingRegime(steps=100, lr=1e-3, min_lr=1e-4, warmup=9)
         >>> [round(regime.lr_at(step), 7) for step in (0, 9, 99)]
         [0.0001, 0.001, 0.0001003]
         """
@@ -174,7 +175,7 @@ class Curves:
 
 
 @dataclass(slots=True)
-class Result:
+class TrainingResult:
     """How a run went.
 
     Attributes:
@@ -211,7 +212,7 @@ class TrainingJob:
     """
 
     setup: Setup
-    regime: Regime
+    regime: TrainingRegime
     batches: Batches
     heldout: Sequence[Batch] = ()
     schedule: PrecisionSchedule = field(default_factory=PrecisionSchedule)
@@ -226,7 +227,9 @@ def _unseen(step: int, steps: int) -> None:
     """Nobody watches the steps."""
 
 
-def train(job: TrainingJob, device: str, workspace: Path | None = None, on_step: OnStep = _unseen) -> Result:
+def train(
+    job: TrainingJob, device: str, workspace: Path | None = None, on_step: OnStep = _unseen
+) -> TrainingResult:
     """Trains from the first step, or on from the newest checkpoint in the workspace, to the last.
 
     Args:
@@ -323,7 +326,7 @@ class TrainingRun:
                 self._saving_s = self._saved_at - began
         return (self.step, steps) if self.under_way else None
 
-    def result(self) -> Result:
+    def result(self) -> TrainingResult:
         """State of a run that is no longer under way."""
         if not self.stopped:
             self._evaluate()
@@ -342,7 +345,7 @@ class TrainingRun:
             for one in every:
                 if one[FIELD] == worst:
                     self.facts |= one
-        return Result(self.curves, self.step if self.stopped else None, self.stopped, self.facts)
+        return TrainingResult(self.curves, self.step if self.stopped else None, self.stopped, self.facts)
 
     def _is_due(self) -> bool:
         after = self.job.regime.checkpoint_s * max(1.0, self._saving_s / SAVING_S)
@@ -460,8 +463,8 @@ def perturb(model: nn.Module, seed: int) -> None:
             parameter.copy_(parameter.float() * (1 + PERTURBATION * noise))
 
 
-def facts_of(setup: Setup, regime: Regime, schedule: PrecisionSchedule) -> Mapping[str, Any]:
-    """For `resolved`: how a run was asked to train."""
+def facts_of(setup: Setup, regime: TrainingRegime, schedule: PrecisionSchedule) -> Mapping[str, Any]:
+    """How a run was asked to train, for `resolved`."""
     return {
         "compute": setup.compute,
         "recipe": str(setup.recipe) if setup.recipe else "none",

@@ -141,7 +141,7 @@ def facts_of_calls(setup: Setup, device: str) -> dict[str, object]:
         return {}
     keys = form_of(spec.name).keys
     return {
-        "data": "batches of the model's own" if spec.batch_target else spec.tokens.said,
+        "data": "batches of the model's own" if spec.batch_target else spec.tokens.sentence,
         "batch_handed_over": f"by name: {', '.join(keys)}" if keys else "in order",
         "loss_from": _run_on_paper(_plain(setup), device)[1],
     }

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from harness.training.models import Weights
+    from harness.training.models import WeightsFrom
 
 EXPERTS = (
     "hp",
@@ -215,7 +215,9 @@ class Trainee:
         return microbatches(self.model, check_content=not setup.graph) if keep else nullcontext()
 
 
-def prepare(setup: Setup, device: str, model: nn.Module | None = None, weights: Weights = "host") -> Trainee:
+def prepare(
+    setup: Setup, device: str, model: nn.Module | None = None, weights: WeightsFrom = "host"
+) -> Trainee:
     """Builds, converts and compiles the model of a set-up, and makes its optimizer.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.machine.communication import Group
+from harness.machine.communication import GpuGroup
 from harness.store.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -151,10 +151,10 @@ class Step:
         return BYTES[self.reduce or self.weights]
 
     @property
-    def groups(self) -> dict[str, Group]:
+    def groups(self) -> dict[str, GpuGroup]:
         """The groups that collectives run in, by name."""
         return {
-            "tp": Group.of(self.tp, 1, self.node),
-            "shard": Group.of(self.shards, self.tp, self.node),
-            "replicas": Group.of(self.replicas, self.tp * self.shards, self.node),
+            "tp": GpuGroup.of(self.tp, 1, self.node),
+            "shard": GpuGroup.of(self.shards, self.tp, self.node),
+            "replicas": GpuGroup.of(self.replicas, self.tp * self.shards, self.node),
         }

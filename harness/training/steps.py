@@ -196,7 +196,7 @@ def cause_of_fault(resolved: Mapping[str, object]) -> Cause:
 
 
 def facts_of(proof: Proof) -> dict[str, object]:
-    """For `resolved`: what `fp8core.verify` found."""
+    """What `fp8core.verify` found, for `resolved`."""
     outcome = ProofOutcome.DISPROVED if proof.problems else ProofOutcome.UNPROVEN
     facts: dict[str, object] = {
         "verify": proof.line,

@@ -134,7 +134,7 @@ class Profile:
 
 
 # What the arms of a case share: initial weights, drawn once, and what the first step without FP8 gives
-Control = tuple[dict[str, "Tensor"], steps.FirstStep]
+ControlStart = tuple[dict[str, "Tensor"], steps.FirstStep]
 
 
 @dataclass
@@ -176,7 +176,7 @@ class Stepper:
         return steps.precision_fault(self.run, self.trainee)
 
 
-class Arm:
+class TrainingArm:
     """An arm in one process or several ranks, checked in one way: each does the same, and decides by what all have found.
 
     Attributes:
@@ -268,7 +268,7 @@ class Arm:
         return replace(expected, skipped={**dict.fromkeys(measured, why), **expected.skipped})
 
 
-class TimedArm(Arm):
+class TimedArm(TrainingArm):
     """An arm of this process, its memory given up until it is asked for.
 
     Args:
@@ -379,7 +379,7 @@ class TimedArm(Arm):
 
 
 def facts_of(trainee: Trainee, source: Source, device: str) -> dict[str, object]:
-    """For `resolved`: what a trainee is, and what it is trained on."""
+    """What a trainee is, for `resolved`, and what it is trained on."""
     setup, audit, recipe = trainee.setup, trainee.audit, trainee.setup.recipe
     named = isinstance(resolve(setup.model), ModelSpec)
     compile_as = {
@@ -437,7 +437,7 @@ def note_of_layers(setup: Setup) -> str:
 
 
 @functools.lru_cache(maxsize=1)  # of the case under way
-def control_of(setup: Setup, source: Source, device: str) -> Control:
+def control_of(setup: Setup, source: Source, device: str) -> ControlStart:
     """The control of a set-up without FP8, eager; run one sequence at a time where the whole batch doesn't fit."""
     while True:
         try:
@@ -448,7 +448,7 @@ def control_of(setup: Setup, source: Source, device: str) -> Control:
         setup = replace(setup, batch=1, accumulation=setup.batch * setup.accumulation)
 
 
-def _control(setup: Setup, source: Source, device: str) -> Control:
+def _control(setup: Setup, source: Source, device: str) -> ControlStart:
     on_gpu = torch.device(device).type == "cuda"
     trainee = prepare(setup, device, weights="device" if on_gpu else "host")
     weights = keep(trainee.model)

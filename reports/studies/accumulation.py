@@ -37,7 +37,7 @@ from harness.suites.common import (
     kernels_missing,
 )
 from harness.suites.gemm import OPERATORS
-from harness.suites.oracle import Judgement
+from harness.suites.oracle import OracleCheck
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
@@ -102,7 +102,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         for mode in FIGURES:
             figures[mode] = metrics.sqnr_db(result, summed(a_codes, b_codes, mode) * scale)
         resolved["agrees_best_with"] = max(figures, key=lambda mode: figures[mode])
-        judgement = Judgement({FIGURES[mode]: figure for mode, figure in figures.items()})
+        judgement = OracleCheck({FIGURES[mode]: figure for mode, figure in figures.items()})
         bound = oracle.fast_accum_bound(case.integer("K"), positive=case["data"] == "positive")
         judgement.at_least("the sum", figures["exact"], bound)
         return judgement.verdict(resolved)

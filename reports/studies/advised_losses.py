@@ -37,13 +37,13 @@ def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
         for found in judge(frame):
             if not is_candidate(found.fields) or found.against != "base":
                 continue
-            steps, a_step = setup.axes["steps"], setup.says(found.arm, "tokens_per_step")
+            steps, a_step = setup.axes["steps"], setup.fact(found.arm, "tokens_per_step")
             late = found.verdict.gate("L4")
             gap = percent(late.effect) if late else "no gap"
             lines.append({
                 "precision": found.fields.recipe,
                 "model": str(setup.axes["model"]),
-                "parameters": str(setup.says(found.arm, "parameters")),
+                "parameters": str(setup.fact(found.arm, "parameters")),
                 "tokens": str(steps * a_step),
                 "word": found.verdict.outcome,
                 "gap": gap,

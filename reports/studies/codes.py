@@ -96,7 +96,11 @@ def build(case: Case, arm: str, device: str) -> Workload:
     return Workload(
         run=lambda: cast(x),
         check=check,
-        resolved={"timed": "the cast of all patterns: too few for a speed", "patterns": x.numel()},
+        resolved={
+            "evidence": "none" if arm == "plain" else "refutes",
+            "timed": "the cast of all patterns: too few for a speed",
+            "patterns": x.numel(),
+        },
         compiled=bool(ARMS[arm].arm.mode),
     )
 

@@ -39,7 +39,7 @@ import numpy as np
 import scipy.stats
 from documented_table import fill
 
-from harness.gate.decide import Decision, Verdict, decide, missing
+from harness.gate.decide import UnitDecision, UnitVerdict, decide, missing
 from harness.gate.policy import Policy, load_policy
 
 if TYPE_CHECKING:
@@ -237,20 +237,20 @@ def grid(
             again = [s + truth if d.flagged else empty for s, d in zip(second, now, strict=True)]
             both = Counter(d.verdict for d in _looked(looks, longer, again, *levels))
             covered.append(sum(d.low <= truth <= d.high for d in now))
-            shares = (n / trials for n in (both[Verdict.REGRESSED], both[Verdict.OK], *covered))
+            shares = (n / trials for n in (both[UnitVerdict.REGRESSED], both[UnitVerdict.OK], *covered))
             cells.append(Cell(noise.name, count, effect, *shares))
     return cells
 
 
-def _looked(looks: Sequence[int], rows: list[Array], again: list[Array], *levels: Any) -> list[Decision]:
+def _looked(looks: Sequence[int], rows: list[Array], again: list[Array], *levels: Any) -> list[UnitDecision]:
     """Decisions on trials, each as the look that it is."""
     of = {n: decide(rows, again, *levels, one_run=False, looks=n) for n in set(looks)}
     return [of[n][i] for i, n in enumerate(looks)]
 
 
-def _added(now: Sequence[Decision], ahead: Sequence[Decision], rounds: int, left: int) -> int:
+def _added(now: Sequence[UnitDecision], ahead: Sequence[UnitDecision], rounds: int, left: int) -> int:
     """Rounds by which what is open makes the first stage longer, of which so many are left."""
-    still = [b for a, b in zip(now, ahead, strict=True) if a.verdict is Verdict.INCONCLUSIVE]
+    still = [b for a, b in zip(now, ahead, strict=True) if a.verdict is UnitVerdict.INCONCLUSIVE]
     return missing(still, rounds, left)
 
 
@@ -325,7 +325,7 @@ def stackgate(times: Array, random: np.random.Generator) -> Flags:
 
 def verdicts(
     policy: Policy, mode: str, first: Array, second: Array | None, limit: float, more: Array | None = None
-) -> list[Verdict]:
+) -> list[UnitVerdict]:
     """The gate's own; `more`: the rounds by which it may make the first stage longer."""
     empty = [np.empty(0)] * len(first)
     own: dict[str, Any] = {
@@ -388,7 +388,7 @@ def _of(
             first = log_ratios(times)
             second, longer = (None if x is None else log_ratios(x * factor) for x in (again, more))
             ours = verdicts(policy, mode, first, second, limit, longer)
-            flags = {OURS: np.array([v is Verdict.REGRESSED for v in ours])}
+            flags = {OURS: np.array([v is UnitVerdict.REGRESSED for v in ours])}
             if units == UNITS:
                 flags |= {
                     "pytest-benchmark": pytest_benchmark(times),
@@ -402,9 +402,9 @@ def _of(
                 else:
                     alarmed[rule] += bool(slower.any())
             if planted:
-                passed += ours[::10].count(Verdict.OK)
+                passed += ours[::10].count(UnitVerdict.OK)
             else:
-                open_ += ours.count(Verdict.INCONCLUSIVE)
+                open_ += ours.count(UnitVerdict.INCONCLUSIVE)
     planted_units = judgements * int(slow.sum())
     more = {OURS: (open_ / (judgements * units), passed / planted_units)}
     return [

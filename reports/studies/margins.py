@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 from harness.advise import decide
 from harness.advise.advised_arms import FLOOR
 from harness.advise.layer import closed_form
-from harness.advise.model import Linear, Model, Traffic
+from harness.advise.model import Linear, Model, VectorTraffic
 from harness.advise.rates import LARGE, rates_of
 from harness.advise.recipes import candidates, unavailable
 from harness.advise.step import Ratio, speedup, step_ratio
 from harness.advise.trace import trace
-from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, Product
+from harness.machine.ceilings import BF16, TENSORWISE, Ceilings, TimedProduct
 from harness.machine.hardware import DEVICES
 from harness.training.models import MODELS
 from harness.training.step import Step
@@ -113,7 +113,7 @@ def drawn(random_: random.Random, measured: bool) -> Drawn:
     attention = random_.random() * products * rates["attention"] / 3
     moved = random_.random() * products * rates["bandwidth"] / 4
     kernels = len(layers) * random_.randint(3, 30)
-    traffic = Traffic(moved, moved, kernels, max(len(layers), kernels // 3))
+    traffic = VectorTraffic(moved, moved, kernels, max(len(layers), kernels // 3))
     weights = sum(layer.K * layer.N for layer in layers)
     model = Model("drawn", tuple(layers), tokens, attention, 0.0, traffic, traffic, weights, 1)
     return Drawn(model, rates, plan, recipe)
@@ -177,7 +177,7 @@ def _rates(key: str, measured: bool) -> Rates:
         return rates
     size = (_CUBE, _CUBE, _CUBE)
     products = tuple(
-        Product(kind, "output", *size, closed_form(rates, kind, *size)) for kind in (BF16, TENSORWISE)
+        TimedProduct(kind, "output", *size, closed_form(rates, kind, *size)) for kind in (BF16, TENSORWISE)
     )
     copied = rates["bandwidth"]
     moves = {"copy": ((LARGE, copied),), "transpose": ((LARGE, copied * rates["transposed"]),)}

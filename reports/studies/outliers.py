@@ -24,7 +24,7 @@ from harness.store.case import Arm
 from harness.suites import oracle
 from harness.suites.common import crossed_points, draw, flops, generator, lacking, sizes
 from harness.suites.extended import extended_table
-from harness.suites.oracle import Judgement
+from harness.suites.oracle import OracleCheck
 from harness.suites.shapes import ROLES
 from harness.timing import metrics
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
@@ -94,7 +94,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         a_codes, a_inv = oracle.reference_operand(a, a_cast, 1, torch.arange(a.shape[0], device=a.device))
         b_codes, b_inv = oracle.reference_operand(b, b_cast, 0, torch.arange(b.shape[1], device=a.device))
         a_lp, b_lp = oracle.values(a_codes, a_inv), oracle.values(b_codes, b_inv)
-        judgement = Judgement(metrics.figures(result, oracle.product(a, b)))
+        judgement = OracleCheck(metrics.figures(result, oracle.product(a, b)))
         judgement.at_least("the product", metrics.sqnr_db(result, a_lp @ b_lp), EXACT)
         kept = qa.dequantize(torch.float64) * bulk
         wrong = metrics.mismatches(qa.qdata, a_codes) + metrics.mismatches(qb.qdata, b_codes)
@@ -111,6 +111,7 @@ def build(case: Case, arm: str, device: str) -> Workload:
         return judgement.verdict(resolved)
 
     resolved: dict[str, object] = {
+        "evidence": "refutes",
         "timed": "both casts and the emulated product: no evidence of FP8's speed",
         "recipe": arm,
         "a_cast": str(a_cast),

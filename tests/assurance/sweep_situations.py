@@ -19,7 +19,7 @@ from harness.store.run_files import PROGRESS
 from harness.suites import parallel
 from harness.timing.workload import Numerics, Workload
 from harness.training.parallel import cells
-from harness.training.parallel.cells import Ran
+from harness.training.parallel.cells import RankResult
 
 RUN = ["sweep=toy", "device=cpu", "report=false", "quiet=true"]
 
@@ -99,12 +99,14 @@ def gone(place: Place, planted: bool) -> object:
     "runs", "a running sweep has nothing to measure", word='"100 %" is said', positive=True, instead=False
 )
 def hundred_percent_of_nothing(_: Place, planted: bool) -> object:
-    return "100 %" in runlog.progress([runlog.Note("running", 0 if planted else 4, 1.0, "", 1.0)], 1.0)
+    return "100 %" in runlog.progress(
+        [runlog.ProgressNote("running", 0 if planted else 4, 1.0, "", 1.0)], 1.0
+    )
 
 
 def ran_in_ranks(place: Place, losses: tuple[float, ...], alone: tuple[float, ...]) -> bool:
     """Whether a cell counts as one that runs."""
-    place.patch.setattr(cells, "everywhere", lambda *_: [Ran(losses)] * 2)
+    place.patch.setattr(cells, "everywhere", lambda *_: [RankResult(losses)] * 2)
     place.patch.setattr(cells, "reference", lambda _: alone)
     case = Case.of("parallel", {"cell": "ddp", "steps": 3})
     return not parallel.trial(case, "tensorwise", "cpu", place.folder, lambda *_: None).failure

@@ -21,7 +21,7 @@ from harness.engine import arm_process
 from harness.engine.arm_process import Conditions
 from harness.engine.bench import Setting
 from harness.engine.executor import Place, run
-from harness.engine.plan import Plan, Task, make_plan
+from harness.engine.plan import SweepPlan, Task, make_plan
 from harness.engine.settings import SweepConfig
 from harness.engine.stages import Mark
 from harness.timing.config import TimingConfig
@@ -62,7 +62,7 @@ class CountingTimer:
         return counted
 
 
-def toy_plan(cases: int) -> Plan:
+def toy_plan(cases: int) -> SweepPlan:
     config: dict[str, Any] = {
         "name": "toy", "suite": "toy", "axes": {"n": list(range(1, cases + 1))}, "shapes": [], "arms": [],
         "parts": {}, "model": None, "seed": 0, "device": "cpu",

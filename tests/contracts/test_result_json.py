@@ -18,9 +18,9 @@ from harness.advise.views import AdviceView
 from harness.cli.doctor import ProbeResult, Tried
 from harness.cli.runs import ListedRun, RunList
 from harness.judge.diagnosis import Diagnosis, Finding
-from harness.judge.diff import Changes, KernelTime, Resolved, Timed
+from harness.judge.diff import KernelTime, Resolved, RunChanges, Timed
 from harness.judge.fleet import Fleet
-from harness.judge.fleet.judge import Group, Outlier, Spread
+from harness.judge.fleet.judge import CardGroup, Outlier, Spread
 from harness.judge.verdict import ArmVerdict, StoredVerdicts, Verdict
 from harness.judge.verdict.rule import CurveVerdict
 from harness.judge.verdict.rule import verdict as of_curves
@@ -30,32 +30,32 @@ from harness.report.standings import Standing
 from harness.report.verdicts import Answer
 from harness.store.case import Arm
 from harness.store.printer import as_json
-from harness.training.ab.result import AGAIN, BASE, FP8, Round, TrialResult
+from harness.training.ab.result import AGAIN, BASE, FP8, TrialResult, TrialRound
 
 
 def trial() -> TrialResult:
     """Steps of 100 and 50 ms with 1,000 tokens and 2 GiB."""
     rounds = [
-        Round(i, {BASE: (100.0,), AGAIN: (100.0 + 0.01 * i,), FP8: (50.0,)}, peak_bytes={BASE: (2**31,)})
+        TrialRound(i, {BASE: (100.0,), AGAIN: (100.0 + 0.01 * i,), FP8: (50.0,)}, peak_bytes={BASE: (2**31,)})
         for i in range(6)
     ]
     return TrialResult("rowwise", "cuda", tuple(rounds), proved=True, proof="FP8 verified", tokens=1000.0)
 
 
-def changes() -> Changes:
+def changes() -> RunChanges:
     timed = Timed("train", "c", "{}", "a", "", "time_ms", 1.0, 0.5, 0.5, 0.4, 0.6, "faster", "", 8, 1.02)
     resolved, part = (
         Resolved("train", "a", "gemm", "torch", "triton", 2),
         KernelTime("c", "a", "gemm", 3.0, 2.0),
     )
-    return Changes({"torch": (1, 2)}, (resolved,), (), (), (), (timed,), (part,), ())
+    return RunChanges({"torch": (1, 2)}, (resolved,), (), (), (), (timed,), (part,), ())
 
 
 def fleet() -> Fleet:
     spread = Spread("gemm", "isolated", "torch", 1, 1, 0.0, 0.1, "a", None, None)
     outlier = Outlier("a", "gemm", "isolated", "time", 0.1, "slow")
     return Fleet(
-        [Group("H200", "torch", ["a"], "", [spread], [outlier], {}, 4, ["a"], ["a"], {"a": 0.9}, {})]
+        [CardGroup("H200", "torch", ["a"], "", [spread], [outlier], {}, 4, ["a"], ["a"], {"a": 0.9}, {})]
     )
 
 

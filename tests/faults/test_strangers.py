@@ -21,7 +21,7 @@ from harness import store
 from harness.__main__ import main
 from harness.store.errors import UsageError
 from harness.store.measurement import Measurement
-from harness.store.reading import LIMIT, Limits
+from harness.store.reading import LIMIT, ReadLimits
 from harness.store.schema import SCHEMA
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def test_a_larger_run_is_read_where_its_user_says_so(folder: Path, monkeypatch: 
 def test_many_files_share_what_one_command_may_take(folder: Path) -> None:
     for i in range(20):
         part(folder, *(row(f"arm {n}", run_id=f"r{i}") for n in range(2000)), name=f"copy-{i}.parquet")
-    limits = Limits(4 * 2**20)
+    limits = ReadLimits(4 * 2**20)
     frame = store.open_run(folder, limits)
     left_out = frame.attrs["problems"]
     assert 0 < len(left_out) < 20

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from harness.engine.arm_process import Conditions
-from harness.engine.arms import Limits, Process
+from harness.engine.arms import Process, TimeLimits
 from harness.machine.ranks import Meeting, Seat, join
 
 Test = Callable[..., None]
@@ -29,9 +29,9 @@ def run(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 120.0
     Raises:
         RemoteError, LateError: see `harness.engine.arms.ArmRunner.ask`.
     """
-    process = Process(Conditions.here(), Limits(silence_s=timeout_s), _print, world)
+    process = Process(Conditions.here(), TimeLimits(silence_s=timeout_s), _print, world)
     try:
-        found = process.ask_each(_called, fn, args, what="its start")
+        found = process.call_each(_called, fn, args, what="its start")
     finally:
         process.close()
     return [pickle.loads(bytes.fromhex(one)) for one in found]

@@ -9,7 +9,7 @@ import pytest
 
 import fp8core
 from fp8core import RECIPES, Recipe
-from fp8core.extensions import Extension, ExtensionError, Table, of_type
+from fp8core.extensions import Extension, ExtensionError, ExtensionTable, of_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,10 +23,10 @@ def planted(
     return Extension(table, name, package, "1.2", f"acme.{name}:X", load)
 
 
-def table(monkeypatch: pytest.MonkeyPatch, *extensions: Extension) -> Table[Recipe]:
+def table(monkeypatch: pytest.MonkeyPatch, *extensions: Extension) -> ExtensionTable[Recipe]:
     """A table of one recipe of ours, "rowwise", to which these extensions add."""
     monkeypatch.setattr(fp8core.extensions, "installed", lambda name: extensions)
-    return Table("recipes", {"rowwise": ROWWISE}, of_type(Recipe), ("bf16",))
+    return ExtensionTable("recipes", {"rowwise": ROWWISE}, of_type(Recipe), ("bf16",))
 
 
 def never() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from harness.advise.casts import CastCost, RecipeCost
-from harness.advise.model import Linear, Model, Traffic
+from harness.advise.model import Linear, Model, VectorTraffic
 from harness.advise.rates import MEASURED, Figure, Rates, rates_of
 from harness.machine.hardware import named
 
-NOTHING = Traffic()
+NOTHING = VectorTraffic()
 SIX = RecipeCost(
     "six",
     "kernels",

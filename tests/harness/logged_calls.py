@@ -13,8 +13,8 @@ from toy import ToySuite, planned
 from harness import store
 from harness.engine.arm_process import Conditions
 from harness.engine.bench import Setting
-from harness.engine.executor import Outcome, Place, run
-from harness.engine.plan import Plan
+from harness.engine.executor import Place, RunOutcome, run
+from harness.engine.plan import SweepPlan
 from harness.store.case import Case
 from harness.timing.rounds import TimingConfig
 from harness.timing.workload import Numerics, Workload
@@ -44,11 +44,11 @@ class Called:
         time.sleep(self.seconds)
 
 
-def plan(suite: ToySuite) -> Plan:
+def plan(suite: ToySuite) -> SweepPlan:
     return planned(suite, {"n": [1]})
 
 
-def sweep(suite: ToySuite, folder: Path, **changes: Any) -> Outcome:
+def sweep(suite: ToySuite, folder: Path, **changes: Any) -> RunOutcome:
     """Runs the toy's one case by a worker, with a snapshot after every round."""
     given = {"places": [Place(Conditions.here())]} | changes
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})

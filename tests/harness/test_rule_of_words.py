@@ -33,9 +33,9 @@ from harness.gate import render as gate_render
 from harness.gate.options import Exit
 from harness.gate.unit import Judgement
 from harness.judge.diagnosis import Diagnosis, Finding
-from harness.judge.diff import Changes, Timed
+from harness.judge.diff import RunChanges, Timed
 from harness.judge.fleet import Fleet
-from harness.judge.fleet.judge import Group, Outlier
+from harness.judge.fleet.judge import CardGroup, Outlier
 from harness.judge.verdict.paired import Verdict
 from harness.judge.verdict.result import GateResult
 from harness.judge.verdict.rows import NEGATIVE, ArmVerdict, StoredVerdicts
@@ -79,8 +79,8 @@ def doctor() -> Tried:
 TIMED = Timed("train", "c", "{}", "a_eager", "", "time_ms", 1.0, 0.9, 0.9, 0.89, 0.91, "faster", "", 8, 1.02)
 
 
-def changes() -> Changes:
-    return Changes({}, (), (), (), (), (TIMED,), (), ())
+def changes() -> RunChanges:
+    return RunChanges({}, (), (), (), (), (TIMED,), (), ())
 
 
 @cache
@@ -89,7 +89,7 @@ def advice() -> Advice:
 
 
 CHECKED = LayerProof("a", "rowwise", "", gemms={name: GemmProof(True, calls=1, telling=1) for name in GEMMS})
-GROUP = Group(
+GROUP = CardGroup(
     "H200", "torch 2.13", ["a", "b"], "", [], [], {}, 4, ["a", "b"], ["a", "b"], {"a": 1.0, "b": 1.0}, {}
 )
 
@@ -176,7 +176,7 @@ KINDS = {
         judgement,
         {"notes": (TOLD,), "could_not_judge": True, "code": Exit.REGRESSED},
         {},
-        gate_render.Answer.of,
+        gate_render.GateAnswer.of,
     ),
     "stored verdict": Kind(
         lambda: Verdict("PASS", (), (), "limits"),
@@ -341,8 +341,8 @@ def tried(**of_a_kernel: Any) -> Tried:
     return Tried("cuda", [*doctor().findings, ProbeResult("kernel", "cast", "seen", **of_a_kernel)])
 
 
-def gated(**fields: Any) -> gate_render.Answer:
-    return gate_render.Answer.of(replace(judgement(), **fields))
+def gated(**fields: Any) -> gate_render.GateAnswer:
+    return gate_render.GateAnswer.of(replace(judgement(), **fields))
 
 
 def of_curves(outcome: str) -> CurveVerdict:
@@ -378,7 +378,7 @@ TONES: dict[str, tuple[Callable[[], Any], Tone]] = {
     "gate ok": (gated, "good"),
     "gate inconclusive": (partial(gated, code=Exit.INCONCLUSIVE), ""),
     "gate judged too little": (partial(gated, could_not_judge=True), ""),
-    "gate without a judgement": (lambda: gate_render.Answer(Exit.OK, "OK"), ""),
+    "gate without a judgement": (lambda: gate_render.GateAnswer(Exit.OK, "OK"), ""),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Worklo
 if TYPE_CHECKING:
     import pytest
 
-    from harness.engine.plan import Plan
+    from harness.engine.plan import SweepPlan
 
 
 def nothing() -> None:
@@ -93,7 +93,7 @@ def offered(sizes: Sequence[int], folder: Path, monkeypatch: pytest.MonkeyPatch)
     return suite
 
 
-def planned(suite: Any, axes: Mapping[str, Any], **changes: Any) -> Plan:
+def planned(suite: Any, axes: Mapping[str, Any], **changes: Any) -> SweepPlan:
     """The plan of a sweep of one suite, on a CPU."""
     from harness.engine.plan import make_plan
     from harness.engine.settings import SweepConfig

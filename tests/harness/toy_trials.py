@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.store.case import Case, Scalar
-from harness.timing.workload import ArmInfo, Axis, Series, Trial, Unsupported
+from harness.timing.workload import ArmInfo, Axis, Series, TrialOutcome, Unsupported
 
 STEPS = 5
 
@@ -61,13 +61,13 @@ class ToyTrials:
 
     def trial(
         self, case: Case, arm: str, device: str, workspace: Path, on_step: Callable[[int, int], None]
-    ) -> Trial:
+    ) -> TrialOutcome:
         workspace.mkdir(parents=True, exist_ok=True)
         place = workspace / "place"
         begun = int(place.read_text()) if place.exists() else 0
         act, values = self.acts.get(arm, ""), [float(case.integer("seed")) for _ in range(begun)]
         if act == "nothing":
-            return Trial((), {"threads": 1}, "nothing was trained: loss is nan at step 0")
+            return TrialOutcome((), {"threads": 1}, "nothing was trained: loss is nan at step 0")
         for step in range(begun, STEPS):
             if step == 3 and act == "raise":
                 raise RuntimeError("boom")
@@ -89,7 +89,7 @@ class ToyTrials:
             place.write_text(str(step + 1))
             on_step(step + 1, STEPS)
         steps = tuple(range(len(values)))
-        return Trial(
+        return TrialOutcome(
             (Series("loss", tuple(values), steps), Series("amax", tuple(values), steps, "layers.0:input")),
             {"begun": begun, "stopped": "loss is nan" if act == "nan" else ""},
         )

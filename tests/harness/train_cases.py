@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness import store
-from harness.engine.arms import Limits
+from harness.engine.arms import TimeLimits
 from harness.engine.bench import Setting
 from harness.engine.executor import run
 from harness.engine.plan import make_plan
@@ -56,7 +56,7 @@ def execute(
     *,
     timing: TimingConfig = QUICK,
     control: bool = False,
-    limits: Limits | None = None,
+    limits: TimeLimits | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
     config: dict[str, Any] = {

@@ -20,7 +20,13 @@ from harness.store import text
 from harness.store.case import OTHER
 
 RATIO = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?x)(?: \((\d+\.\d+) to (\d+\.\d+))?(?!\w)")
-STATED = [*PAGES, *sorted((ROOT / "docs").rglob("*.md")), ROOT / "reports" / "published" / "mfu.md"]
+TAG = re.compile(r"<(script|style|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
+STATED = [
+    *ROOT.glob("*.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *(ROOT / "results" / "README.md", ROOT / "reports" / "README.md"),
+    *(ROOT / "reports" / "published" / name for name in ("mfu.md", "mfu.html")),
+]
 PREDICTED = "advise.md"  # what its examples print is predicted, and is compared with the command elsewhere
 
 
@@ -66,7 +72,7 @@ def test_every_speedup_on_a_page_is_one_of_the_record(
 ) -> None:
     if page.name == PREDICTED:
         return
-    for ratio, *ends in RATIO.findall(page.read_text()):
+    for ratio, *ends in RATIO.findall(TAG.sub(" ", page.read_text())):
         assert ratio in record, f"{ratio} is no ratio of the published rows"
         if any(ends):
             assert tuple(ends) in record[ratio], f"{ratio} has other intervals: {record[ratio]}"
@@ -94,6 +100,12 @@ def test_speedups_in_json_are_those_of_the_record(record: dict[str, set[tuple[st
     told += [FirstScreen.of(machine).data()["speedup"] for machine in gpus]
     assert len(told) > 3
     assert [value for value in told if text.ratio(value) not in record] == []
+
+
+def test_every_page_of_the_root_is_read() -> None:
+    assert {"README.md", "PACKAGE.md", "CHANGELOG.md"} <= {
+        page.name for page in STATED if page.parent == ROOT
+    }
 
 
 @pytest.mark.parametrize("planted", ["1.44x", "1.42x (1.40 to 1.43"])

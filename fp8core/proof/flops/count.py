@@ -56,7 +56,7 @@ class Matmul:
 
     @property
     def is_fp8(self) -> bool:
-        """Its operands are FP8 codes."""
+        """Whether the operands are FP8 codes."""
         return self.dtype in FP8_DTYPES
 
     @property

@@ -33,7 +33,7 @@ from fp8core.proof.flops.count import (
 )
 from fp8core.proof.flops.provenance import Origin, Provenance
 from fp8core.proof.formulas import CAUSAL_SHARE, PRODUCT, SCORES, VALUES, Causal, Product, grouped_rows
-from fp8core.proof.recorder import IN_FORWARD, Recorder, Row, tensors_in
+from fp8core.proof.recorder import IN_FORWARD, OperatorRow, Recorder, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,7 +153,7 @@ class MatmulCounter:
             self._causal_flops,
         )
 
-    def _ran(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _ran(self, row: OperatorRow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """One operator has run."""
         func = row.operator
         if self._written and isinstance(func, OpOverload) and not func.is_view and "empty" not in func.name():
@@ -186,7 +186,7 @@ class MatmulCounter:
             self._written[-1] |= written
         return out
 
-    def _multiplied(self, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _multiplied(self, row: OperatorRow, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         func, phase = row.operator, row.phase
         operands = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() and arg.is_floating_point()]
         origins = [self._provenance.of(operand) for operand in operands]

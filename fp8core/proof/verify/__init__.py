@@ -149,7 +149,7 @@ class StepProof:
 
     @property
     def complete(self) -> bool:
-        """Both steps have been seen."""
+        """Whether both steps have been seen."""
         return self._through == 2
 
     @contextmanager

@@ -203,7 +203,7 @@ class Call:
                 self.proof.fault(f"operand {'ab'[place]} of {name}{whose}: {fault}")
 
     def end_of_gemms(self, result: torch.Tensor) -> None:
-        """Those that should have run by now did."""
+        """Checks that every GEMM that is due by now has run."""
         for name in self.expected if result.numel() and self.groups else ():
             self.proof.fault(f"the FP8 GEMM of {name} did not run")
         self.expected = []

@@ -30,7 +30,7 @@ NOT_KNOWN = "not known"  # of experts in high precision
 _RAN = ("ran in FP8", "ran in four bits", "ran in high precision")
 
 
-class Finding(NamedTuple):
+class CensusFinding(NamedTuple):
     """What a census has against a layer.
 
     Attributes:
@@ -76,7 +76,7 @@ class CensusRow:
 
     @property
     def ran(self) -> str:
-        """How, as `Finding.code` has it."""
+        """How, as `CensusFinding.code` has it."""
         return _RAN[0] if self.is_fp8 else _RAN[1] if self.format.startswith("float4") else _RAN[2]
 
 
@@ -90,7 +90,7 @@ class Census:
     """
 
     rows: tuple[CensusRow, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[CensusFinding, ...]
 
     def __str__(self) -> str:
         lines = as_table(
@@ -116,7 +116,7 @@ def census(proof: Proof, *, high_precision: Iterable[str] = (), fp8: Iterable[st
     rows: list[CensusRow] = []
     for layer in layers:
         rows += _rows(layer, owners.get(f"{layer.fqn}.weight" if layer.fqn else "weight", []))
-    findings: list[Finding] = []
+    findings: list[CensusFinding] = []
     pinned = dict.fromkeys(high_precision, False) | dict.fromkeys(fp8, True)
     for layer in layers:
         wanted = [in_fp8 for name, in_fp8 in pinned.items() if fnmatchcase(layer.fqn, name)]
@@ -127,11 +127,13 @@ def census(proof: Proof, *, high_precision: Iterable[str] = (), fp8: Iterable[st
             if not all(is_right or [(operand.asked != HIGH_PRECISION) is (operand.ran != _RAN[-1])]):
                 at_fault[operand.ran].append(operand.gemm)
         findings += [
-            Finding(code, layer.fqn, tuple(dict.fromkeys(gemms))) for code, gemms in at_fault.items() if gemms
+            CensusFinding(code, layer.fqn, tuple(dict.fromkeys(gemms)))
+            for code, gemms in at_fault.items()
+            if gemms
         ]
     for name in pinned:
         if not any(fnmatchcase(layer.fqn, name) for layer in layers):
-            findings.append(Finding("no such layer", name))
+            findings.append(CensusFinding("no such layer", name))
     return Census(tuple(rows), tuple(findings))
 
 

@@ -27,7 +27,7 @@ class Ranks(Messages):
     def answer(self, verdict: str) -> None:
         """Writes this rank's verdict: "" for none against it, else a line; and the checksums of its weights."""
         self.verdict = verdict
-        self.tell(str(self.rank), [verdict, self.weights])
+        self.publish(str(self.rank), [verdict, self.weights])
 
     def problems(self, timeout_s: float) -> list[str]:
         """What the other ranks have against it, and which did not answer."""

@@ -51,7 +51,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ModelWeights:
     """The parameters of a model: those of one block, how many blocks there are, and those outside of blocks."""
 
     block: tuple[Weight, ...]
@@ -70,7 +70,7 @@ def reduced_bytes(weights: Sequence[Weight], job: Setup) -> int:
 
 
 @functools.cache
-def weights_of(model: str, recipe: Recipe | None, tp: int, left_out: tuple[str, ...] = ()) -> Weights:
+def weights_of(model: str, recipe: Recipe | None, tp: int, left_out: tuple[str, ...] = ()) -> ModelWeights:
     """The parameters of each block and of the rest; a tied one counts once.
 
     FSDP can send a recipe's weights in FP8 where one cast serves both GEMMs that read them.
@@ -96,7 +96,7 @@ def weights_of(model: str, recipe: Recipe | None, tp: int, left_out: tuple[str, 
             shape[int(word in ROWS and not embeds)] //= tp
         weight = Weight(tuple(shape), kind == "weight" and layer in coded and layer not in left_out)
         found[name.startswith(_BLOCKS)].append(weight)
-    return Weights(tuple(found[True]), spec.layers, tuple(found[False]))
+    return ModelWeights(tuple(found[True]), spec.layers, tuple(found[False]))
 
 
 BY_OP = "by_op"

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from harness.advise.model import Model
     from harness.training.setup import Setup
 
-Changes = dict[str, Any]  # keys of the command to their new values; the first one says of which kind they are
+StepChanges = dict[
+    str, Any
+]  # keys of the command to their new values; the first one says of which kind they are
 _FIELDS = {"weights": "compute"}  # of `Setup`, by another key
 _STATES = 4  # weight, gradient, two averages
 _MOST_GPUS = 4096
@@ -62,7 +64,7 @@ def memory_of(model: Model, device: int, job: Setup, by_gpus: bool = False) -> M
     if found.needed <= device:
         return found
     # Single changes first; then fewer bytes and more GPUs together. No stages of a pipeline: their memory is not predicted.
-    single: list[Changes] = [{"replicas": 1}] * (job.replicas > 1) + gpus
+    single: list[StepChanges] = [{"replicas": 1}] * (job.replicas > 1) + gpus
     single += [{"checkpointing": mode} for mode in ("selective", "full") if job.checkpointing == "none"]
     single += [{"weights": "bf16"}] * (job.weights == "fp32")
     halves = (job.batch >> i for i in range(1, job.batch.bit_length()))
@@ -74,7 +76,7 @@ def memory_of(model: Model, device: int, job: Setup, by_gpus: bool = False) -> M
 
 
 def _ways(
-    options: Iterable[Changes],
+    options: Iterable[StepChanges],
     size_of: Callable[[Setup], int],
     device: int,
     job: Setup,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.judge.fleet.judge import Group, Outlier, judge
+from harness.judge.fleet.judge import CardGroup, Outlier, judge
 from harness.machine import raw_output, terminal
 from harness.store import printer
 from harness.store.errors import UsageError
@@ -31,7 +31,7 @@ _GROUP = "model software cards not_judged differences checksums_compared judged_
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FleetOptions:
     """python -m harness fleet: compares cards of one model: spread, outliers, the slowest card, corrupt results
     exit 0 no outlier; 1 an outlier, or a card is missing; 2 the request could not be carried out, or a file could not be read
     """
@@ -54,13 +54,13 @@ class Fleet:
         missing: cards that were expected and have no row.
     """
 
-    groups: Sequence[Group]
+    groups: Sequence[CardGroup]
     unread: Sequence[str] = ()
     missing: Sequence[str] = ()
 
     @property
     def outliers(self) -> list[Outlier]:
-        """Those of all groups."""
+        """Outliers of all groups."""
         return [outlier for group in self.groups for outlier in group.outliers]
 
     @property
@@ -138,13 +138,13 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: no run, an unknown word, a tolerance that is none, or runs without a row.
     """
-    if (options := options_of(Words, argv)) is None:
+    if (options := options_of(FleetOptions, argv)) is None:
         return 0
     folders = [store.find_run(run, options.results_dir) for run in options.runs]
     frame = store.open_run(folders, all_attempts=True)
     unread = frame.attrs["problems"]
     for problem in unread:
-        raw_output.say(f"warning: {problem}\n")
+        raw_output.notify(f"warning: {problem}\n")
     if not len(frame):
         raise UsageError(f"no rows in {', '.join(options.runs)}")
     groups = judge(frame, options.tolerance / 100)
@@ -174,7 +174,7 @@ def _missing(cards: Collection[str], expect: str, runs: Collection[Path]) -> lis
     return [name for name in named if not known & names(name)]
 
 
-def _about(group: Group) -> Iterator[str]:
+def _about(group: CardGroup) -> Iterator[str]:
     yield f"{group.model}: {plural(len(group.cards), 'card')}, {group.software}"
     if group.model.startswith("CPU"):
         yield "Measured on CPUs: this compares machines and is no evidence about a GPU."
@@ -189,7 +189,7 @@ def _about(group: Group) -> Iterator[str]:
         yield "No checksum of a product was measured on two of them (sweep=fleet does)."
 
 
-def _tables(group: Group) -> Iterator[Table]:
+def _tables(group: CardGroup) -> Iterator[Table]:
     outliers = [(o.card, o.suite, o.regime, o.kind, o.reason) for o in group.outliers]
     spreads = [
         (

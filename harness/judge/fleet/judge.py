@@ -108,7 +108,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CardGroup:
     """Alike cards and what is found among them.
 
     Attributes:
@@ -137,7 +137,7 @@ class Group:
     lacking: dict[Card, list[str]]
 
 
-def judge(frame: pd.DataFrame, tolerance: float) -> list[Group]:
+def judge(frame: pd.DataFrame, tolerance: float) -> list[CardGroup]:
     """The groups of alike cards, the largest first.
 
     Args:
@@ -176,7 +176,7 @@ def _model(env: Mapping[str, Any]) -> str:
     return f"CPU {env.get('cpu') or 'model unknown'}"
 
 
-def _group(rows: pd.DataFrame, tolerance: float) -> Group:
+def _group(rows: pd.DataFrame, tolerance: float) -> CardGroup:
     envs = {str(card): parse(text) for card, text in rows.groupby("card")["env"].last().items()}
     env = next(iter(envs.values()))
     of_results = rows["suite"] == CHECKSUM
@@ -204,7 +204,7 @@ def _group(rows: pd.DataFrame, tolerance: float) -> Group:
     if len(envs) > 1:
         not_judged = "" if len(shared) else f"no measurement that {enough} of the cards have in common"
     levels = _levels(times, envs)
-    return Group(
+    return CardGroup(
         model=_model(env),
         software=f"torch {env.get('torch')}, code {str(_code(env) or 'unknown')[:12]}",
         cards=list(envs),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from harness.judge.verdict.course import difference
-from harness.judge.verdict.evidence import CLUSTERS, SIDES, Finding
+from harness.judge.verdict.evidence import CLUSTERS, SIDES, CodedFinding
 from harness.store.text import printable, some
 
 if TYPE_CHECKING:
@@ -54,19 +54,19 @@ BAD = frozenset({
 MOST_SEED = 100  # seeds above are drawn, not counted
 
 
-def findings(of: Evidence) -> Iterator[Finding]:
+def findings(of: Evidence) -> Iterator[CodedFinding]:
     """What each rule finds."""
     for rule in (names, settings, treatments, schedules, seeds, norms, counters):
         yield from rule(of)
 
 
-def names(of: Evidence) -> Iterator[Finding]:
+def names(of: Evidence) -> Iterator[CodedFinding]:
     """One loss, by one axis, and a loss at all."""
     for i, code in enumerate(("other_loss", "other_axis")):
         if len(columns := sorted({run.columns[i] for run in of.runs})) > 1:
-            yield Finding(code, f"columns {some([*map(printable, columns)], 4, ', ')}")
+            yield CodedFinding(code, f"columns {some([*map(printable, columns)], 4, ', ')}")
     if no := [name for run in of.runs[:1] if NO_LOSS.search(name := run.columns[0])]:
-        yield Finding("no_loss", f"{printable(no[0])} is no loss by its name")
+        yield CodedFinding("no_loss", f"{printable(no[0])} is no loss by its name")
 
 
 def is_loss(name: str) -> bool:
@@ -90,7 +90,7 @@ def _values(side: Sequence[LossRun], name: str) -> list[str]:
     return [run.settings.get(name, "changes" if name in run.series else "") for run in side]
 
 
-def settings(of: Evidence) -> Iterator[Finding]:
+def settings(of: Evidence) -> Iterator[CodedFinding]:
     """Every setting that is not of a single run is equal."""
     unlike = []
     for name in _setting_names(of):
@@ -109,7 +109,7 @@ def settings(of: Evidence) -> Iterator[Finding]:
             )
             unlike.append(f"{printable(name)} ({' against '.join(shown)})")
     if unlike:
-        yield Finding("differs", f"not judged, waive by differs=[...]: {some(unlike, 6, ', ')}")
+        yield CodedFinding("differs", f"not judged, waive by differs=[...]: {some(unlike, 6, ', ')}")
 
 
 def _apart(base: Sequence[str], candidate: Sequence[str]) -> bool:
@@ -136,7 +136,7 @@ def _lower(kinds: Mapping[str, tuple[str, str]], side: int) -> list[str]:
     ]
 
 
-def treatments(of: Evidence) -> Iterator[Finding]:
+def treatments(of: Evidence) -> Iterator[CodedFinding]:
     """What is compared is one thing a side, another on the other side, and the lower precision is the candidate's."""
     columns = {
         name: [_values(side, name) for side in of.sides]
@@ -144,21 +144,25 @@ def treatments(of: Evidence) -> Iterator[Finding]:
         if is_treatment(of, name)
     }
     if absent := [name for name in of.treatment if name not in columns]:
-        yield Finding("no_treatment", f"treatment={some(absent, 4, ',')}: no run has it as a constant column")
+        yield CodedFinding(
+            "no_treatment", f"treatment={some(absent, 4, ',')}: no run has it as a constant column"
+        )
     if mixed := [name for name, sides in columns.items() if max(len(set(side)) for side in sides) > 1]:
-        yield Finding("mixed_treatment", f"{some([*map(printable, mixed)])} changes within a side")
+        yield CodedFinding("mixed_treatment", f"{some([*map(printable, mixed)])} changes within a side")
     elif columns:
         kinds = {name: (sides[0][0], sides[1][0]) for name, sides in columns.items()}
         if all(base == candidate for base, candidate in kinds.values()):
-            yield Finding(
+            yield CodedFinding(
                 "same_treatment",
                 f"{some([f'{printable(k)}={a}' for k, (a, _) in kinds.items()])} on both sides: nothing is compared",
             )
         elif (swapped := _lower(kinds, 0)) and not _lower(kinds, 1):
-            yield Finding("swapped", f"the base is the lower precision by {some([*map(printable, swapped)])}")
+            yield CodedFinding(
+                "swapped", f"the base is the lower precision by {some([*map(printable, swapped)])}"
+            )
 
 
-def schedules(of: Evidence) -> Iterator[Finding]:
+def schedules(of: Evidence) -> Iterator[CodedFinding]:
     """A column that is one course in all runs of a side, as a learning rate is, is that course on the other side too."""
     unlike = []
     for name in sorted(set.intersection(*(set(run.series) for run in of.runs)) - set(of.waived)):
@@ -170,7 +174,7 @@ def schedules(of: Evidence) -> Iterator[Finding]:
         ):
             unlike.append(printable(name))
     if unlike:
-        yield Finding("differs", f"not judged, waive by differs=[...]: {some(unlike)} along the way")
+        yield CodedFinding("differs", f"not judged, waive by differs=[...]: {some(unlike)} along the way")
 
 
 def _same(one: pd.Series[float], other: pd.Series[float]) -> bool:
@@ -178,26 +182,26 @@ def _same(one: pd.Series[float], other: pd.Series[float]) -> bool:
     return bool(np.allclose(one.loc[at], other.loc[at], rtol=1e-6, equal_nan=True))
 
 
-def seeds(of: Evidence) -> Iterator[Finding]:
+def seeds(of: Evidence) -> Iterator[CodedFinding]:
     """Seeds are counted from one on, without gaps, and each once."""
     for name, side in zip(SIDES, of.sides, strict=True):
         own = sorted(run.seed for run in side if run.seed is not None)
         if len(own) < len(side) or not own:
             continue
         if len(set(own)) < len(own):
-            yield Finding("seeds_repeat", f"{name}: {own}")
+            yield CodedFinding("seeds_repeat", f"{name}: {own}")
         elif own[-1] < MOST_SEED and own[-1] - own[0] + 1 != len(own):
-            yield Finding(
+            yield CodedFinding(
                 "seeds_chosen", f"{name}: {', '.join(map(str, own))}: some are missing", is_soft=True
             )
 
 
-def norms(of: Evidence) -> Iterator[Finding]:
+def norms(of: Evidence) -> Iterator[CodedFinding]:
     """Gradient norms, median over the steps of a run, lie within 5 % beyond their noise."""
     for name in _shared(of, NORM):
         lost = [sum(not np.isfinite(run.series[name]).all() for run in side) for side in of.sides]
         if lost[1] > lost[0]:
-            yield Finding(
+            yield CodedFinding(
                 "grad_norm", f"{printable(name)} is not finite in {lost[1]} candidate runs", is_soft=True
             )
             continue
@@ -210,19 +214,19 @@ def norms(of: Evidence) -> Iterator[Finding]:
         found = difference(logs[0], logs[1], of.paired)
         low, high = found.interval(0.99)
         if min(abs(low), abs(high)) > NORM_APART and low * high > 0:
-            yield Finding(
+            yield CodedFinding(
                 "grad_norm",
                 f"{printable(name)} is {np.exp(found.difference):.2f} times the base's",
                 is_soft=True,
             )
 
 
-def counters(of: Evidence) -> Iterator[Finding]:
+def counters(of: Evidence) -> Iterator[CodedFinding]:
     """Steps that were skipped or met NaN: no more in the candidate's runs than in any of the base's."""
     for name in _shared(of, COUNTERS, settings=True):
         counts = [[_count(run, name) for run in side] for side in of.sides]
         if max(counts[1]) > max(counts[0]):
-            yield Finding(
+            yield CodedFinding(
                 "skipped",
                 f"{printable(name)}: {max(counts[1]):g} in a candidate run, at most {max(counts[0]):g} in a base run",
                 is_soft=True,
@@ -244,7 +248,7 @@ def _shared(of: Evidence, pattern: re.Pattern[str], settings: bool = False) -> l
     return sorted(name for name in set.intersection(*own) - set(of.waived) if pattern.search(name))
 
 
-def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]]) -> Iterator[Finding]:
+def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]]) -> Iterator[CodedFinding]:
     """The other losses of the same files, each judged by the same rule.
 
     Args:
@@ -257,7 +261,7 @@ def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]
     ]
     every, shared = own[0].union(*own), own[0].intersection(*own)
     if lacking := sorted(every - shared - {*of.waived}):
-        yield Finding(
+        yield CodedFinding(
             "other_loss_column", f"{some([*map(printable, lacking)])}: not in every run", is_soft=True
         )
     for name in filter(is_loss, _shared(of, LOSS)):
@@ -265,6 +269,6 @@ def other_losses(of: Evidence, judge: Callable[[Evidence], tuple[str, list[str]]
         if beside is not None:
             outcome, codes = judge(beside)
             if outcome == "FAIL" or BAD & set(codes):
-                yield Finding(
+                yield CodedFinding(
                     "other_loss_column", f"{printable(name)}: {outcome}, {some(codes, 4, ', ')}", is_soft=True
                 )

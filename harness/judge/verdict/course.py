@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.verdict.evidence import Finding
+from harness.judge.verdict.evidence import CodedFinding
 from harness.store.stats import Welch
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Course:
         """Variance of the gap between clusters, which no run shows where each side has one."""
         return 2 * self.between**2 * (max(len(set(side)) for side in self.clusters) <= 1)
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[CodedFinding]:
         """What withholds PASS along the way; all of it is soft."""
         for rule in (
             self._course,
@@ -223,7 +223,7 @@ class Course:
             return float((figures[1] - figures[0]).var(ddof=1)) / 2
         return float(sum(x.var() * x.size for x in figures) / (sum(x.size for x in figures) - 2))
 
-    def _course(self) -> Iterator[Finding]:
+    def _course(self) -> Iterator[CodedFinding]:
         """The gap of the means lies within the margin in every piece: halves, quarters, ... down to single steps."""
         pieces = list(_pieces(self.steps))
         worst, where = 0.0, ""
@@ -238,9 +238,9 @@ class Course:
                     f"{100 * gap.difference:+.2f} % between {start / self.steps:.0%} and {stop / self.steps:.0%} of the course",
                 )
         if where:
-            yield Finding("course", where)
+            yield CodedFinding("course", where)
 
-    def _swing(self) -> Iterator[Finding]:
+    def _swing(self) -> Iterator[CodedFinding]:
         """The gap wiggles more than runs do, and the candidate's course more than the base's."""
         if self.steps < FEW:
             return
@@ -255,7 +255,7 @@ class Course:
         if sides[1] > 3 * sides[0] * (1 + 6 / (self.steps - self.steps // 4)) and wiggle > max(
             3 * math.sqrt(noise), self.margin
         ):
-            yield Finding("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
+            yield CodedFinding("swing", f"the gap swings by {100 * wiggle:.2f} % (sd)")
 
     def slope(self) -> Welch:
         """Growth of the gap per e-fold of steps over the last half; spikes are cut."""
@@ -270,16 +270,18 @@ class Course:
 
         return self.contrast(fitted, self.shared_noise / float(at @ at))
 
-    def _trend(self) -> Iterator[Finding]:
+    def _trend(self) -> Iterator[CodedFinding]:
         """The gap grows over the last half, and meets the margin at twice the steps."""
         if self.steps < 8:
             return
         slope = self.slope()
         ahead = slope.difference * math.log(2)
         if slope.interval(0.995)[0] > 0 and self.end.gap + ahead > self.margin and ahead > self.margin / 2:
-            yield Finding("trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps")
+            yield CodedFinding(
+                "trend", f"the gap grows: {100 * (self.end.gap + ahead):+.2f} % at twice the steps"
+            )
 
-    def _smooth(self) -> Iterator[Finding]:
+    def _smooth(self) -> Iterator[CodedFinding]:
         """Runs wiggle about their neighbours as much on both sides, at every scale: else one side is smoothed, or swings."""
         scale = 1
         while self.steps // scale >= FEW:
@@ -290,11 +292,11 @@ class Course:
             limit = math.log(ROUGHER) + 3.5 * 1.17 * math.sqrt(2 / free)
             ratio = candidate / max(base, 1e-300)
             if self.paired and (seen := self._gap_swings(scale)):
-                yield Finding("swing", seen)
+                yield CodedFinding("swing", seen)
                 return
             if abs(math.log(max(ratio, 1e-12))) > limit:
                 code = "smooth" if scale == 1 or ratio < 1 else "swing"
-                yield Finding(
+                yield CodedFinding(
                     code,
                     f"runs of the candidate wander {ratio:.2f} times as much as the base's, over {scale} steps",
                 )
@@ -313,7 +315,7 @@ class Course:
             return ""
         return f"gaps, means of {scale} steps, vary within a run by {100 * seen:.2g} % (sd), runs of the base by {100 * limit:.2g} %"
 
-    def _more_spikes(self) -> Iterator[Finding]:
+    def _more_spikes(self) -> Iterator[CodedFinding]:
         counts = [side.sum(axis=1) for side in self.spikes]
         base, mine = counts
         if mine.mean() - base.mean() < 1 or mine.min() <= base.max():
@@ -321,9 +323,11 @@ class Course:
         roots = difference(np.sqrt(base + 0.375), np.sqrt(mine + 0.375), paired=False)
         shown = roots.interval(0.99)[0] > 0 if roots.error else mine.min() - base.max() >= 2
         if shown:
-            yield Finding("spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}")
+            yield CodedFinding(
+                "spikes", f"{mine.sum()} in {mine.size} runs against {base.sum()} in {base.size}"
+            )
 
-    def _ends_high(self) -> Iterator[Finding]:
+    def _ends_high(self) -> Iterator[CodedFinding]:
         """No candidate run ends within a spike of three values, and no more of them at a spike than spikes elsewhere explain."""
         from scipy.special import bdtrc
 
@@ -337,13 +341,13 @@ class Course:
         rate = elsewhere / (sum(each.size for each in above) - np.maximum(mine, 1).sum())
         by_chance = bdtrc(ended - 1, mine.size, rate)
         if (ended > 1 and by_chance < ENDS_P) or mine.max() >= max(3, theirs.max() + 1):
-            yield Finding(
+            yield CodedFinding(
                 "ends_high",
                 f"{ended} candidate runs end far above their last values, {int((theirs > 0).sum())} of the base's",
                 is_soft=True,
             )
 
-    def _stray(self) -> Iterator[Finding]:
+    def _stray(self) -> Iterator[CodedFinding]:
         """No run's end lies far from its side's."""
         b, c = self.end.figures
         sides = [c - b] if self.paired else [b, c]
@@ -352,9 +356,9 @@ class Course:
             STRAY_MARGINS * max(self.margin, ASKED), STRAY_SDS * MAD * float(np.median(np.concatenate(off)))
         )
         if max(float(each.max()) for each in off) > far:
-            yield Finding("stray", f"a run ends more than {100 * far:.2g} % off its side")
+            yield CodedFinding("stray", f"a run ends more than {100 * far:.2g} % off its side")
 
-    def _uneven(self) -> Iterator[Finding]:
+    def _uneven(self) -> Iterator[CodedFinding]:
         """Runs lie equally far apart on both sides."""
         from scipy.special import fdtr, fdtrc
 
@@ -362,7 +366,7 @@ class Course:
         ratio = max(spreads[1], 1e-300) / max(spreads[0], 1e-300)
         freedom = [2 * len(side) / 3 for side in self.shares]  # neighbours overlap
         if min(fdtrc(freedom[1], freedom[0], ratio), fdtr(freedom[1], freedom[0], ratio)) < UNEVEN_P:
-            yield Finding(
+            yield CodedFinding(
                 "uneven", f"runs of the candidate lie {math.sqrt(ratio):.2g} times as far apart as the base's"
             )
 

@@ -30,7 +30,7 @@ NEAR = 0.1  # of the distance of two values: steps nearer than this are one
 SEED = re.compile(r"seed[-_=]?(\d+)")
 
 
-class Finding(NamedTuple):
+class CodedFinding(NamedTuple):
     """What speaks against a word: a code, what was seen, and whether it withholds every word or PASS alone."""
 
     code: str

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.verdict.result import MIN_SEEDS, CannotTell, GateResult, Status
+from harness.judge.verdict.result import MIN_SEEDS, CannotTell, GateResult, GateStatus
 from harness.store import stats
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ GRAD_WARN, GRAD_FAIL = 0.01, 0.05  # of the ratio to the golden arm, in either d
 FAIL_TIMES = 4.0  # FAIL beyond so many bands
 _LARGEST = 1000.0  # of a norm's ratio, in either direction: beyond it the size says no more, and zero has no logarithm
 _USUAL = (1 - FAIL_TIMES * (1 - GRAD_BAND[0]), 1 + FAIL_TIMES * (GRAD_BAND[1] - 1))  # four bands
-_WORST: tuple[Status, ...] = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
+_WORST: tuple[GateStatus, ...] = ("FAIL", "INCONCLUSIVE", "WARN", "PASS")
 
 
 def gradients(pairs: Pairs, golden: Pairs | None, span: Span) -> GateResult:
@@ -54,7 +54,7 @@ def gradients(pairs: Pairs, golden: Pairs | None, span: Span) -> GateResult:
     is_far = control.value < _USUAL[0] or control.value > _USUAL[1]
     found = None if golden is None else _against_golden(pairs, golden, span)
     if golden is None or found is None:
-        status: Status = "INCONCLUSIVE"
+        status: GateStatus = "INCONCLUSIVE"
         if is_usual and not _reaches(control, _USUAL[1] - 1):
             status = "PASS"
         elif control.high < _USUAL[0] or control.low > _USUAL[1]:
@@ -76,7 +76,7 @@ def gradients(pairs: Pairs, golden: Pairs | None, span: Span) -> GateResult:
     if not is_usual and (own := _against_control(golden, span)) is not None:
         sentence += f", the golden arm {_shown(stats.geometric_mean(own))}: "
         sentence += "the recipe, or a fault of both" if is_far else "the recipe's own effect"
-    statuses: list[tuple[Status, Vector]] = [(_scale(size), size) for size in sizes]
+    statuses: list[tuple[GateStatus, Vector]] = [(_scale(size), size) for size in sizes]
     statuses.append(("INCONCLUSIVE" if is_far else "PASS", ratios))
     status, worst = min(statuses, key=lambda one: _WORST.index(one[0]))
     limit = _USUAL[1] - 1 if worst is ratios else GRAD_WARN if status in ("PASS", "WARN") else GRAD_FAIL
@@ -91,7 +91,7 @@ def enough_pairs(pairs: Pairs) -> None:
         )
 
 
-def _scale(ratios: Vector) -> Status:
+def _scale(ratios: Vector) -> GateStatus:
     """What ratios to the golden arm, which should be 1, say of an implementation."""
     size = stats.geometric_mean(ratios)
     fail, warn = (size.low > 1 + limit or size.high < 1 / (1 + limit) for limit in (GRAD_FAIL, GRAD_WARN))
@@ -159,7 +159,7 @@ def _log_ratios(steps: Vector, mine: Vector, theirs: Vector, span: Span) -> Vect
     return np.asarray(np.log(np.clip(mine / theirs, 1 / _LARGEST, _LARGEST)), np.float64)
 
 
-def _ratio(status: Status, sentence: str, ratios: Vector, margin: float) -> GateResult:
+def _ratio(status: GateStatus, sentence: str, ratios: Vector, margin: float) -> GateResult:
     size = stats.geometric_mean(ratios)
     sd = float(ratios.std(ddof=1))
     return GateResult(

@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.judge import gathered
 from harness.judge.verdict.course import FEW, MAD, ends, roughness, sd, window_of
-from harness.judge.verdict.evidence import SIDES, Finding
+from harness.judge.verdict.evidence import SIDES, CodedFinding
 from harness.store.loss_limits import MIN_SEEDS
 from harness.store.text import plural, printable, some
 
@@ -39,7 +39,7 @@ START = 0.02  # share of the steps in which a run starts
 UNITS = math.log(2)  # nats in a bit
 
 
-def findings(of: Evidence) -> Iterator[Finding]:
+def findings(of: Evidence) -> Iterator[CodedFinding]:
     """What each rule finds; the later ones need runs with a course."""
     for rule in RULES:
         yield from rule(of)
@@ -53,43 +53,43 @@ def enough(of: Evidence) -> bool:
     return min(map(len, of.sides)) > 1 and of.whole[0].size >= MIN_VALUES and bool((of.whole[1] > 0).all())
 
 
-def few(of: Evidence) -> Iterator[Finding]:
+def few(of: Evidence) -> Iterator[CodedFinding]:
     """Enough runs and values."""
     if min(map(len, of.sides)) < MIN_SEEDS:
-        yield Finding(
+        yield CodedFinding(
             "few_runs", f"{len(of.base)} and {len(of.candidate)} runs; {MIN_SEEDS} a side are the least"
         )
     if (count := of.whole[0].size) < MIN_VALUES:
-        yield Finding(
+        yield CodedFinding(
             "few_values",
             f"{plural(count, 'step')} after step 0 that every run has; {MIN_VALUES} are the least",
         )
     if of.alone:
-        yield Finding("seed_missing", f"no partner for {some([printable(name) for name in of.alone])}")
+        yield CodedFinding("seed_missing", f"no partner for {some([printable(name) for name in of.alone])}")
 
 
-def broken(of: Evidence) -> Iterator[Finding]:
+def broken(of: Evidence) -> Iterator[CodedFinding]:
     """NaN, infinity, or a loss far above the first ones; 0 or less is no loss."""
     broke = [[run for run in side if run.broken.any()] for side in of.sides]
     if broke[0]:
-        yield Finding(
+        yield CodedFinding(
             "base_broke",
             f"{len(broke[0])} of {len(of.base)} base runs met NaN, or losses far above the first",
         )
     elif broke[1]:
         ended = [run for run in broke[1] if run.broken[-1]]
         word = f"{len(ended or broke[1])} of {len(of.candidate)} candidate runs {'end in' if ended else 'met'} NaN"
-        yield Finding(
+        yield CodedFinding(
             "not_finite" if ended else "broke", f"{word}, or losses far above the first", is_soft=True
         )
     if low := [run.name for run in of.runs if (run.values[np.isfinite(run.values)] <= 0).any()]:
-        yield Finding(
+        yield CodedFinding(
             "not_positive",
             f"a loss of 0 or less in {some([*map(printable, low)])}: some loggers write 0 for NaN",
         )
 
 
-def absent(of: Evidence) -> Iterator[Finding]:
+def absent(of: Evidence) -> Iterator[CodedFinding]:
     """A run has a loss at its end, and no long hole where others have values."""
     lacking = [
         f"{printable(run.name)} has none after step {run.steps[-1]:g} of {run.last:g}"
@@ -98,7 +98,7 @@ def absent(of: Evidence) -> Iterator[Finding]:
     ]
     lacking += [f"{printable(run.name)}: {printable(run.unfinished)}" for run in of.runs if run.unfinished]
     if lacking:
-        yield Finding("unfinished", some(lacking))
+        yield CodedFinding("unfinished", some(lacking))
     every = np.unique(np.concatenate([run.steps for run in of.runs]))
     every = every[(every > 0) & (every <= of.end)]
     for run in of.runs:
@@ -106,14 +106,14 @@ def absent(of: Evidence) -> Iterator[Finding]:
         for i in np.flatnonzero((apart > HOLE_TIMES * run.spacing) & (apart > LEAST_HOLE * of.end)):
             first, last = (run.steps[i - 1] if i else 0.0), run.steps[i]
             if ((every > first + of.near) & (every < last - of.near)).sum() >= 2:
-                yield Finding(
+                yield CodedFinding(
                     "hole",
                     f"{printable(run.name)} has no loss between steps {first:g} and {last:g}; others have",
                 )
                 return
 
 
-def missing(of: Evidence) -> Iterator[Finding]:
+def missing(of: Evidence) -> Iterator[CodedFinding]:
     """No run lacks single values where all of the other side's have them: a logger that leaves NaN out writes none."""
     for mine, theirs in (of.sides, of.sides[::-1]):
         grid = min(theirs, key=lambda run: run.steps.size)
@@ -121,7 +121,7 @@ def missing(of: Evidence) -> Iterator[Finding]:
         for run in mine:
             lost = steps[~of.nearest(run, steps)[1]]
             if lost.size and run.spacing < HOLE_TIMES * grid.spacing / 2:  # else it logs more seldom
-                yield Finding(
+                yield CodedFinding(
                     "missing",
                     f"{printable(run.name)} has no loss at {plural(lost.size, 'step')}, as {lost[0]:g}, where the other side has",
                     is_soft=True,
@@ -129,7 +129,7 @@ def missing(of: Evidence) -> Iterator[Finding]:
                 break
 
 
-def early_end(of: Evidence) -> Iterator[Finding]:
+def early_end(of: Evidence) -> Iterator[CodedFinding]:
     """Runs end together, or all at the first value under a target: later only the slow ones would be left."""
     last = [float(run.steps[-1]) for run in of.runs]
     if max(last) - min(last) <= max(of.near if math.isfinite(of.near) else 0, EARLY_END * of.end):
@@ -139,7 +139,7 @@ def early_end(of: Evidence) -> Iterator[Finding]:
         for name, own in zip(SIDES, (last[: len(of.base)], last[len(of.base) :]), strict=True)
     )
     if not stops_at_target(of):
-        yield Finding(
+        yield CodedFinding(
             "stopped_early",
             f"runs end at other steps ({ended}): what came later was not compared",
             is_soft=True,
@@ -155,7 +155,7 @@ def stops_at_target(of: Evidence) -> bool:
     return max(run.values[-1] for run in of.runs) < min(run.values[:-1].min() for run in of.runs)
 
 
-def starts(of: Evidence) -> Iterator[Finding]:
+def starts(of: Evidence) -> Iterator[CodedFinding]:
     """Losses are equal before training."""
     first = max(float(run.steps[0]) for run in of.runs)
     if first > max(START * of.end, 0):
@@ -164,14 +164,14 @@ def starts(of: Evidence) -> Iterator[Finding]:
     (low, high), (least, most) = ((min(side), max(side)) for side in values)
     apart = max(least - high, low - most)
     if apart > of.margin * abs(low) and (first <= 0 or apart > high - low + most - least):
-        yield Finding(
+        yield CodedFinding(
             "other_start",
             f"{low:.4f} to {high:.4f} and {least:.4f} to {most:.4f} at step {first:g}",
             is_soft=of.paired,  # runs of one seed start together: then the forward pass differs
         )
 
 
-def units(of: Evidence) -> Iterator[Finding]:
+def units(of: Evidence) -> Iterator[CodedFinding]:
     """One unit: the sides' losses are not log 2 apart all along, as nats and bits are."""
     _, losses = of.whole
     if not losses.size:
@@ -181,32 +181,32 @@ def units(of: Evidence) -> Iterator[Finding]:
         logs = np.log(np.median(losses[n:], axis=0) / np.median(losses[:n], axis=0))
     off = np.abs(np.abs(logs) + math.log(UNITS))  # a bit is log 2 nats
     if (off < START).all():
-        yield Finding(
+        yield CodedFinding(
             "other_units",
             f"the sides' losses are {math.exp(abs(logs[-1])):.3f} times apart at every step: nats and bits?",
         )
 
 
-def coarse(of: Evidence) -> Iterator[Finding]:
+def coarse(of: Evidence) -> Iterator[CodedFinding]:
     """The log prints enough digits to see the margin."""
     _, losses = of.whole
     step, level = max(map(resolution, losses)), float(np.median(losses[: len(of.base), -1]))
     if step > of.margin * level / 2:
-        yield Finding("coarse_log", f"losses are printed in steps of {step:g}, over half a margin")
+        yield CodedFinding("coarse_log", f"losses are printed in steps of {step:g}, over half a margin")
 
 
-def learning(of: Evidence) -> Iterator[Finding]:
+def learning(of: Evidence) -> Iterator[CodedFinding]:
     """The base learns, to the end; no side ends worse than its best."""
     losses, n = of.whole[1], len(of.base)
     steps, margin = losses.shape[1], of.margin
     base = losses[:n]
     fall = fall_of(of)
     if not fall > 0:
-        yield Finding("idle", "the base's loss does not fall: nothing was learned, or this is no loss")
+        yield CodedFinding("idle", "the base's loss does not fall: nothing was learned, or this is no loss")
     window = max(3, window_of(steps))
     middle, last = (float(np.median(ends(base, window, back))) for back in ((steps - window) // 2, 0))
     if steps >= 8 and (half := middle / last - 1) <= margin:
-        yield Finding(
+        yield CodedFinding(
             "still",
             f"the base's loss falls by {100 * half:.2f} % over the last half: it stands still",
             is_soft=True,
@@ -214,14 +214,14 @@ def learning(of: Evidence) -> Iterator[Finding]:
     for name, side in zip(SIDES, (base, losses[n:]), strict=True):
         course = _calm(np.median(side, axis=0), window_of(steps))
         if course[-1] > course.min() * (1 + WORSE_THAN_BEST * margin):
-            yield Finding(
+            yield CodedFinding(
                 "worse_than_its_best",
                 f"the {name} ends {100 * (course[-1] / course.min() - 1):.2f} % above its best",
                 is_soft=True,
             )
         if course[-1] > course[0]:
             # a candidate that diverges from a base that learns may fail
-            yield Finding(
+            yield CodedFinding(
                 "rises",
                 f"the {name}'s values rise: no loss, or it diverges",
                 is_soft=name != SIDES[0] and fall > 0,
@@ -245,7 +245,7 @@ def fall_of(of: Evidence) -> float:
     return float(np.median(first) / np.median(ends(base, window_of(steps))) - 1)
 
 
-def repeats(of: Evidence) -> Iterator[Finding]:
+def repeats(of: Evidence) -> Iterator[CodedFinding]:
     """No run repeats the value before more often than its digits explain."""
     from scipy.special import bdtrc
 
@@ -255,13 +255,13 @@ def repeats(of: Evidence) -> Iterator[Finding]:
         step = resolution(values)
         chance = min(0.999, step / usual + 1e-9) if step else 1e-9
         if ties >= 2 and bdtrc(ties - 1, steps.size, chance) * len(of.runs) < RARE:
-            yield Finding(
+            yield CodedFinding(
                 "repeats", f"{printable(run.name)}: {ties} of {steps.size} losses repeat the one before"
             )
             return
 
 
-def one_run(of: Evidence) -> Iterator[Finding]:
+def one_run(of: Evidence) -> Iterator[CodedFinding]:
     """The runs of a side are not one run with noise: they do not share most of their wiggle. A data order that both sides share
     makes runs alike too, but then the sides wiggle together, and runs still differ by their weights."""
     losses, n = np.log(of.whole[1]), len(of.base)
@@ -277,13 +277,13 @@ def one_run(of: Evidence) -> Iterator[Finding]:
         signs = np.sign(wiggle)  # of noise three in four change, of a smooth course few do
         shared = roughness(mean) / max(own, 1e-300)
         if shared > (SAME_ORDER if together else ONE_RUN) and (signs[1:] != signs[:-1]).mean() > 0.5:
-            yield Finding(
+            yield CodedFinding(
                 "one_run",
                 f"{name}: its runs share {shared:.3g} times the wiggle that sets them apart",
             )
 
 
-def copies(of: Evidence) -> Iterator[Finding]:
+def copies(of: Evidence) -> Iterator[CodedFinding]:
     """No run is another: equal in a stretch, but for rounding or a little noise, or one step off."""
     losses = of.whole[1]
     named = [printable(run.name) for run in of.runs]
@@ -297,13 +297,13 @@ def copies(of: Evidence) -> Iterator[Finding]:
             if code == "barely_differs"
             else "are the base's"
         )
-        yield Finding(
+        yield CodedFinding(
             code,
             f"{plural(len(found), 'pair')} of runs {what}, {left} of {len(losses)} runs are left: {some(shown, 2)}",
         )
 
 
-def off_grid(of: Evidence) -> Iterator[Finding]:
+def off_grid(of: Evidence) -> Iterator[CodedFinding]:
     """Losses between the common steps, which are not compared, do not lie above those at them."""
     common = of.whole[0]
     for run, losses in zip(of.runs, of.whole[1], strict=True):
@@ -311,7 +311,7 @@ def off_grid(of: Evidence) -> Iterator[Finding]:
         between[of.nearest(run, common)[0]] = False
         off = run.values[between] / np.interp(run.steps[between], common, losses) - 1
         if off.size >= MIN_VALUES and (above := float(np.median(off))) > WORSE_THAN_BEST * of.margin:
-            yield Finding(
+            yield CodedFinding(
                 "off_grid",
                 f"{printable(run.name)}: losses between the common steps are {100 * above:.2g} % above",
                 is_soft=True,
@@ -356,7 +356,7 @@ def _copies(losses: Vector, base: int, paired: bool) -> Iterator[tuple[int, int,
         usual[own] = MAD * np.median(np.abs(moved), axis=1)
 
     def chance(rates: Vector) -> float:
-        """That two values are equal, by the pairs that are no copies."""
+        """Chance that two values are equal, by the pairs that are no copies."""
         kept = np.sort(rates)[: max(1, int(0.8 * rates.size))].mean() if rates.size > 3 else 0.0
         return float(np.clip(kept, 0.5 / steps / count, 1))
 
@@ -407,7 +407,7 @@ def stretch(equal: NDArray[np.bool_]) -> int:
     return int((edges[:, 1] - edges[:, 0]).max(initial=0))
 
 
-def pairs_mixed(of: Evidence) -> Iterator[Finding]:
+def pairs_mixed(of: Evidence) -> Iterator[CodedFinding]:
     """Runs of one seed share their batches: their steps are most alike."""
     losses, n = of.whole[1], len(of.base)
     if not of.paired or n < MIN_SEEDS or losses.shape[1] < FEW:
@@ -417,14 +417,14 @@ def pairs_mixed(of: Evidence) -> Iterator[Finding]:
     with np.errstate(invalid="ignore", divide="ignore"):
         alike = np.nan_to_num(np.corrcoef(np.vstack(moves))[:n, n:])
     if alike.max() > 0.5 and (alike.argmax(axis=1) == np.arange(n)).mean() < 0.6:
-        yield Finding(
+        yield CodedFinding(
             "pairs_mixed", "runs of one seed are less alike than runs of other seeds: these are no pairs"
         )
 
 
-RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[Evidence], Iterator[CodedFinding]], ...] = (
     few, broken, absent, missing, early_end, starts, units,
 )  # fmt: skip
-COURSE_RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+COURSE_RULES: tuple[Callable[[Evidence], Iterator[CodedFinding]], ...] = (
     coarse, learning, off_grid, repeats, one_run, copies, pairs_mixed,
 )  # fmt: skip

@@ -25,10 +25,10 @@ from harness.judge.verdict.result import (
     MIN_SEEDS,
     CannotTell,
     GateResult,
-    Status,
+    GateStatus,
     percent,
 )
-from harness.judge.verdict.rule import FAIL_CONFIDENCE, PASS_CONFIDENCE, CurveVerdict, Outcome, judge
+from harness.judge.verdict.rule import FAIL_CONFIDENCE, PASS_CONFIDENCE, CurveVerdict, LossOutcome, judge
 from harness.store import stats
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Verdict:
         not_fp8: why FP8 cannot have run; "" where nothing speaks against it. Also among the notes.
     """
 
-    outcome: Outcome
+    outcome: LossOutcome
     gates: tuple[GateResult, ...]
     notes: tuple[str, ...]
     limits: str
@@ -150,7 +150,7 @@ def conclude(
 ) -> Verdict:
     """The verdict that follows from the gates; `whole`: nothing else withholds PASS."""
     statuses = {r.status for r in results}
-    outcome: Outcome = "PASS"
+    outcome: LossOutcome = "PASS"
     if "FAIL" in statuses:
         outcome = "FAIL"
     elif "INCONCLUSIVE" in statuses or not whole:
@@ -203,12 +203,12 @@ def _shown(found: CurveVerdict, course: Course) -> Iterator[GateResult]:
         gate: "".join(f"; {each.code}: {each.text}" for each in found.findings if each.code in codes)
         for gate, codes in PARTS.items()
     }
-    status: dict[str, Status] = {gate: "INCONCLUSIVE" if text else "PASS" for gate, text in said.items()}
+    status: dict[str, GateStatus] = {gate: "INCONCLUSIVE" if text else "PASS" for gate, text in said.items()}
     theirs, mine = (side.sum(axis=1) for side in course.spikes)
     excess = int(mine.sum() - theirs.sum())
     by_seed = ", ".join(f"{a}/{b}" for a, b in zip(mine, theirs, strict=True))
     sentence = f"losses {100 * course.spike_limit:.2g} % above the usual: {mine.sum()} against {theirs.sum()} of the control (by seed {by_seed})"
-    spikes: Status = "WARN" if status["L2"] == "PASS" and excess > 0 else status["L2"]
+    spikes: GateStatus = "WARN" if status["L2"] == "PASS" and excess > 0 else status["L2"]
     yield GateResult("L2", spikes, sentence + said["L2"], float(excess), seeds=mine.size, unit="spikes")
     third = max(1, course.steps // 3)
     base, candidate = (side[:, :third].mean(axis=1) for side in course.shares)
@@ -236,7 +236,7 @@ def _equivalence(gate: str, what: str, gap: Welch, found: CurveVerdict) -> GateR
     are evidence."""
     margin, seeds = found.margin, len(found.evidence.base)
     (low, high), (least, most) = gap.interval(PASS_CONFIDENCE), gap.interval(FAIL_CONFIDENCE)
-    status: Status = "PASS" if -margin < low and high < margin else "INCONCLUSIVE"
+    status: GateStatus = "PASS" if -margin < low and high < margin else "INCONCLUSIVE"
     word = "equivalent" if status == "PASS" else "not shown"
     if least > margin or most < -margin:
         word = "worse" if gap.difference > 0 else "better: not the same arithmetic"
@@ -249,7 +249,12 @@ def _equivalence(gate: str, what: str, gap: Welch, found: CurveVerdict) -> GateR
 
 
 def _gap(
-    gate: str, status: Status, sentence: str, gap: Welch, found: CurveVerdict, interval: tuple[float, float]
+    gate: str,
+    status: GateStatus,
+    sentence: str,
+    gap: Welch,
+    found: CurveVerdict,
+    interval: tuple[float, float],
 ) -> GateResult:
     seeds = len(found.evidence.base)
     sd = gap.error * math.sqrt(seeds)
@@ -273,7 +278,7 @@ def finite(candidate: Runs, control: Runs) -> GateResult:
         {seed: run.broke_at for seed, run in sorted(runs.items()) if run.broke_at is not None}
         for runs in (candidate, control)
     )
-    status: Status = "PASS"
+    status: GateStatus = "PASS"
     sentence = f"finite in all {len(candidate)} runs"
     if broken:
         where = [

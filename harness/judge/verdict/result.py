@@ -9,7 +9,7 @@ from typing import Literal
 from harness.store.loss_limits import MIN_POINTS as MIN_POINTS
 from harness.store.loss_limits import MIN_SEEDS as MIN_SEEDS
 
-Status = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE"]
+GateStatus = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE"]
 
 GATES: dict[str, str] = {
     "L1": "finite",
@@ -23,6 +23,7 @@ GATES: dict[str, str] = {
     "band": "within the seeds' spread",
 }
 
+EQUIVALENCE = ("L4", "L4h")  # by an interval that lies inside the margin
 MARGIN = 0.0025  # of the control's mean loss; the order of what DeepSeek-V3 reports for FP8 at scale
 LATE = 0.2
 
@@ -41,7 +42,7 @@ class GateResult:
     """
 
     gate: str
-    status: Status
+    status: GateStatus
     sentence: str
     effect: float = math.nan
     low: float = math.nan

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 SUITE = "divergence"
 CONTROL = "base"
 NEGATIVE = "negative_control"
-MUST_PASS = (f"{CONTROL}_eps", f"{CONTROL}_other")
 _CURVES = {
     "loss": "loss",
     "heldout_loss": "heldout",
@@ -62,7 +61,7 @@ _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "w
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setup:
+class StoredSetup:
     """All runs of one set-up: its axes without the seed, its runs by arm and seed, and why runs are missing."""
 
     run_id: str
@@ -77,7 +76,7 @@ class Setup:
         name = str(arm)
         return self.arms[name] if self.records.get(name) == arm else None
 
-    def says(self, arm: Arm | str, field: str) -> Any:
+    def fact(self, arm: Arm | str, field: str) -> Any:
         """What the runs of an arm say of themselves; None where they do not."""
         return self.resolved.get(str(arm), {}).get(field)
 
@@ -113,7 +112,8 @@ class ArmVerdict:
         becomes a note.
         """
         failed = self.verdict.outcome == "FAIL"
-        return not failed if self.arm == NEGATIVE else failed and self.arm in MUST_PASS
+        must_fail = self.fields.variant == NEGATIVE
+        return not failed if must_fail else failed and self.fields.recipe == CONTROL
 
 
 def judge(frame: pd.DataFrame) -> list[ArmVerdict]:
@@ -129,10 +129,10 @@ def judge(frame: pd.DataFrame) -> list[ArmVerdict]:
     return [verdict for setup in setups(frame) for verdict in _judge_setup(setup)]
 
 
-def setups(frame: pd.DataFrame) -> list[Setup]:
+def setups(frame: pd.DataFrame) -> list[StoredSetup]:
     """The training runs in some rows of the store, by set-up."""
     rows = frame[(frame["suite"] == SUITE) & (frame["metric"].isin(_CURVES) | (frame["status"] != "ok"))]
-    found: dict[tuple[str, str], Setup] = {}
+    found: dict[tuple[str, str], StoredSetup] = {}
     stored: dict[tuple[str, str, str, int], tuple[dict[str, Curve], dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         if row.get("part"):
@@ -140,7 +140,7 @@ def setups(frame: pd.DataFrame) -> list[Setup]:
         axes, arm = dict(parse(row["axes"])), row["arm"]
         seed = int(axes.pop("seed", row["seed"]))
         key = (str(row["run_id"]), json.dumps(axes, sort_keys=True))
-        setup = found.setdefault(key, Setup(key[0], axes, {}, {}, {}, {}))
+        setup = found.setdefault(key, StoredSetup(key[0], axes, {}, {}, {}, {}))
         runs = setup.arms.setdefault(arm, {})
         setup.records[arm] = arm_of({str(k): v for k, v in row.items()})
         if row["status"] != "ok":
@@ -181,6 +181,11 @@ def _run(curves: Mapping[str, Any], resolved: Mapping[str, Any]) -> Run:
 def is_candidate(arm: Arm) -> bool:
     """Whether an arm is one that a user would train, and no control or emulation."""
     return arm.recipe != CONTROL and arm.variant not in (EPS, GOLDEN, NEGATIVE, *ABLATIONS)
+
+
+def has_margin(arm: Arm) -> bool:
+    """Whether an arm is judged by its paired gaps inside a margin: no control, no known fault, and not of other seeds."""
+    return arm != Arm(CONTROL) and arm.variant not in (NEGATIVE, OTHER)
 
 
 def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
@@ -247,7 +252,7 @@ class StoredVerdicts:
         return {"answer": trains_the_same(self.verdicts), "verdicts": each}
 
 
-class Note(NamedTuple):
+class ReaderNote(NamedTuple):
     """What a reader must know, whether nothing passes beside it, and whether FP8 cannot have run."""
 
     text: str
@@ -259,7 +264,7 @@ class Note(NamedTuple):
 class _Judged:
     """One arm of a set-up and what it is compared with."""
 
-    setup: Setup
+    setup: StoredSetup
     arm: str
     fields: Arm
     against: str
@@ -277,7 +282,7 @@ class _Judged:
 
         Rows from before they were stored say nothing of it, and are compared.
         """
-        mine, golden = (self.setup.says(arm, "fp8_layers") for arm in (self.arm, self.golden))
+        mine, golden = (self.setup.fact(arm, "fp8_layers") for arm in (self.arm, self.golden))
         both = isinstance(mine, list) and isinstance(golden, list)
         return ", ".join(sorted(map(str, set(mine) ^ set(golden)))) if both else ""
 
@@ -298,7 +303,7 @@ class _Judged:
         return "" if len(some) == len(self.runs) else f"seed {', '.join(map(str, some))}: "
 
 
-def _judge_setup(setup: Setup) -> list[ArmVerdict]:
+def _judge_setup(setup: StoredSetup) -> list[ArmVerdict]:
     missing = tuple(_missing(setup))
     verdicts = []
     for arm in setup.arms:
@@ -306,7 +311,7 @@ def _judge_setup(setup: Setup) -> list[ArmVerdict]:
             fields = setup.records[arm]
             against = control_of(fields, setup)
             it = _Judged(setup, arm, fields, against, setup.arms[arm], setup.arms.get(against, {}))
-            expected = "FAIL" if arm == NEGATIVE else "PASS"
+            expected = "FAIL" if fields.variant == NEGATIVE else "PASS"
             verdict = _judge_arm(it)
             verdicts.append(
                 ArmVerdict(setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing)
@@ -328,10 +333,10 @@ def _judge_arm(it: _Judged) -> Verdict:
             notes.append(
                 f"{fields.recipe}_golden was not compared: it rounds other layers ({it.other_layers})"
             )
-    if it.arm == f"{CONTROL}_other":
+    if fields.variant == OTHER:
         verdict = judge_other_seeds(runs, it.control)
     else:
-        schedule = str(setup.says(it.arm, "schedule") or "")
+        schedule = str(setup.fact(it.arm, "schedule") or "")
         cool_down = fields.variant == COOLDOWN
         warm_up = bool(_WARM_UP.search(schedule)) or fields.variant == WARMUP
         if schedule and (is_perturbed or not (warm_up or cool_down)):
@@ -356,61 +361,65 @@ def _judge_arm(it: _Judged) -> Verdict:
     return replace(verdict, notes=(*notes, *verdict.notes))
 
 
-def _equals_control(it: _Judged) -> Iterator[Note]:
+def _equals_control(it: _Judged) -> Iterator[ReaderNote]:
     """An arm that should differ and does not was not run as it is named, in these seeds; or a curve is not its own."""
     claims_fp8 = it.fields.has_fp8 and it.fields.variant != EPS
     for curve in ("loss", "heldout", "grad_norm"):
         if equal := it.equal(it.control, curve, STRETCH):
             why = "FP8 cannot have run" if claims_fp8 and curve == "loss" else "it was not run as it is named"
-            yield Note(
+            yield ReaderNote(
                 f"{it.seeds(equal)}{curve}, whole or in a stretch, is bitwise equal to {it.against}: {why}",
                 not_fp8=claims_fp8 and curve == "loss",
             )
 
 
-def _equals_golden(it: _Judged) -> Iterator[Note]:
+def _equals_golden(it: _Judged) -> Iterator[ReaderNote]:
     """An arm whose losses are the emulation's was emulated, unless both are proved to form the same sums."""
     if not it.fields.has_fp8 or it.fields.variant or it.other_layers:
         return
     if copied := it.equal(it.setup.runs_of(it.golden)):
-        emulated = [it.setup.says(arm, "emulated") for arm in (it.arm, it.golden)]
+        emulated = [it.setup.fact(arm, "emulated") for arm in (it.arm, it.golden)]
         proved = all(it.runs[seed].proof_outcome is ProofOutcome.PROVED for seed in copied)
         withholds, why = True, ": FP8 was emulated, or the golden arm was not"
         if proved and emulated == [False, True]:
             withholds, why = False, ", though its FP8 GEMMs were proved: here both form the same sums"
         seeds = ", ".join(map(str, copied))
-        yield Note(f"seed {seeds}: every loss is bitwise equal to {it.fields.recipe}_golden{why}", withholds)
+        yield ReaderNote(
+            f"seed {seeds}: every loss is bitwise equal to {it.fields.recipe}_golden{why}", withholds
+        )
 
 
-def _unproved(it: _Judged) -> Iterator[Note]:
+def _unproved(it: _Judged) -> Iterator[ReaderNote]:
     """FP8 was proved in every seed of an arm that claims FP8 GEMMs, or all of it was emulated."""
     runs = dict(sorted(it.runs.items()))
     emulated = all(run.emulated for run in runs.values())
     # Neither an emulation nor a part of one, by its name
     claims_fp8 = it.fields.has_fp8 and it.fields.variant not in (GOLDEN, *ABLATIONS)
     if claims_fp8 and emulated:
-        yield Note(
+        yield ReaderNote(
             f"emulated: the arithmetic of {it.fields.recipe} was judged, no GEMM of it ran on hardware",
             withholds=False,
         )
     yield from (
-        Note(f"seed {seed}: {run.proof_outcome}: {run.proof}") for seed, run in runs.items() if run.doubted
+        ReaderNote(f"seed {seed}: {run.proof_outcome}: {run.proof}")
+        for seed, run in runs.items()
+        if run.doubted
     )
     unasked = [seed for seed, run in runs.items() if run.proof_outcome is ProofOutcome.NONE]
     if claims_fp8 and not emulated and unasked:
         said = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
-        yield Note(f"{it.seeds(unasked)}{said}")
+        yield ReaderNote(f"{it.seeds(unasked)}{said}")
 
 
 # What must hold of the stored runs of an arm, whatever the gates say: each yields a note on what does not.
-CONDITIONS: tuple[Callable[[_Judged], Iterator[Note]], ...] = (
+CONDITIONS: tuple[Callable[[_Judged], Iterator[ReaderNote]], ...] = (
     _equals_control,
     _equals_golden,
     _unproved,
 )
 
 
-def control_of(arm: Arm, setup: Setup) -> str:
+def control_of(arm: Arm, setup: StoredSetup) -> str:
     """Name of the arm that an arm of a set-up is held against."""
     own = replace(arm, variant="")
     return str(own) if arm.variant == EPS and setup.runs_of(own) is not None else CONTROL
@@ -426,7 +435,7 @@ def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
     unknown = [
         f"{v.arm} is INCONCLUSIVE: that this set-up passes what it must was not shown"
         for v in verdicts
-        if v.arm in MUST_PASS and v.verdict.outcome == "INCONCLUSIVE"
+        if v.fields.recipe == CONTROL and v.verdict.outcome == "INCONCLUSIVE"
     ]
     demoted = []
     for v in verdicts:
@@ -438,7 +447,7 @@ def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
     return demoted
 
 
-def _missing(setup: Setup) -> Iterator[str]:
+def _missing(setup: StoredSetup) -> Iterator[str]:
     """Control arms that were not run, with what is therefore not shown."""
     wanted = {
         Arm(CONTROL, variant=EPS): "the numeric noise floor of the control is not known",
@@ -448,7 +457,7 @@ def _missing(setup: Setup) -> Iterator[str]:
     for name, arm in setup.records.items():
         if arm.recipe != CONTROL and not arm.variant:
             recipe = arm.recipe or name
-            if not setup.says(name, "emulated"):
+            if not setup.fact(name, "emulated"):
                 wanted[Arm(recipe, variant=GOLDEN)] = (
                     f"an error of {recipe}'s gradients' scale below 2 % is not seen"
                 )

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.judge.verdict.evidence import Finding, LossRun
+    from harness.judge.verdict.evidence import CodedFinding, LossRun
     from harness.store.printer import Table, Tone
     from harness.store.stats import Effect
 
-Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
-_TONES: Mapping[Outcome, Tone] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": ""}
+LossOutcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+_TONES: Mapping[LossOutcome, Tone] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": ""}
 MOST_MARGIN = 0.01  # a wider one says nothing of training the same
 LEAST_FALLS = 20.0  # margins that the base's loss falls by; the margin is narrower where it falls by less
 PASS_CONFIDENCE = 1 - 2 * ALPHA  # of the interval inside the margin
@@ -76,8 +76,8 @@ class CurveVerdict:
 
     evidence: Evidence
     margin: float
-    outcome: Outcome = "INCONCLUSIVE"
-    findings: list[Finding] = field(default_factory=list)
+    outcome: LossOutcome = "INCONCLUSIVE"
+    findings: list[CodedFinding] = field(default_factory=list)
     codes: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -207,7 +207,7 @@ def judge(of: Evidence) -> CurveVerdict:
     return found
 
 
-def _judged(of: Evidence, beside: Iterable[Finding] = ()) -> CurveVerdict:
+def _judged(of: Evidence, beside: Iterable[CodedFinding] = ()) -> CurveVerdict:
     """The verdict but for times; `beside`: what other columns show."""
     asked = of.margin
     has_course = integrity.enough(of)

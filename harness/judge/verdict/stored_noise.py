@@ -12,18 +12,16 @@ from harness.judge.verdict.curves import pair
 from harness.judge.verdict.paired import heldout_gaps, late_gaps
 from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, control_of
-from harness.store.case import LOCAL, OTHER, Arm
+from harness.judge.verdict.rows import CONTROL, control_of, has_margin
+from harness.store.case import LOCAL, parse
 from harness.store.printer import picked, table
 from harness.store.text import duration, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.judge.verdict.rows import Setup
+    from harness.judge.verdict.rows import StoredSetup
     from harness.store.printer import Table, Tone
-
-NOT_TESTED = (CONTROL, NEGATIVE, str(Arm(CONTROL, variant=OTHER)))  # by no paired gap inside a margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,16 @@ class SeedsNeeded:
 
     @classmethod
     def of(
-        cls, request: Sequence[tuple[Mapping[str, Any], Mapping[str, int]]], stored: Sequence[Setup]
+        cls, request: Sequence[tuple[Mapping[str, Any], Mapping[str, int]]], stored: Sequence[StoredSetup]
     ) -> SeedsNeeded:
-        """That of set-ups (axes, and how many runs of each arm), by the set-ups of stored runs."""
+        """Seeds needed for set-ups (axes, and how many runs of each arm), by the set-ups of stored runs."""
         took = [(n, seconds(stored, axes, arm)) for axes, arms in request for arm, n in arms.items()]
         return cls(
             [
                 (a, arm, best_noise(stored, a, arm))
                 for a, arms in request
                 for arm in arms
-                if arm not in NOT_TESTED
+                if has_margin(parse(arm))
             ],
             sum(n for n, _ in took),
             sum(n for n, each in took if each),
@@ -139,7 +137,7 @@ def _cells(axes: Mapping[str, Any], arm: str, noise: Noise) -> list[str]:
     ]
 
 
-def seconds(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> float | None:
+def seconds(stored: Iterable[StoredSetup], axes: Mapping[str, Any], arm: str) -> float | None:
     """Median time that the training runs of an arm took in the newest stored run with these axes; None where there is none."""
     same = [setup for setup in stored if _compared(setup.axes) == _compared(axes)]
     for setup in sorted(same, key=lambda setup: setup.run_id, reverse=True):
@@ -148,7 +146,7 @@ def seconds(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> float
     return None
 
 
-def best_noise(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> Noise | None:
+def best_noise(stored: Iterable[StoredSetup], axes: Mapping[str, Any], arm: str) -> Noise | None:
     """The noise of an arm in the stored run that is most like a set-up: the same axes, else the same model at least.
 
     Args:
@@ -166,7 +164,7 @@ def best_noise(stored: Iterable[Setup], axes: Mapping[str, Any], arm: str) -> No
     return min(newest_first, key=lambda n: (len(n.differs), -n.seeds), default=None)
 
 
-def _noise(setup: Setup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
+def _noise(setup: StoredSetup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
     """None where the arm was not run as named, has fewer than `MIN_SEEDS` pairs, or does not differ from its control."""
     if arm == CONTROL or arm not in setup.records:
         return None

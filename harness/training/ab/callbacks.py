@@ -41,7 +41,7 @@ def hugging_face_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
     """
     base: Any = _library(trial, "hugging_face_callback", "transformers").TrainerCallback
 
-    class TrialCallback(base):
+    class HuggingFaceTrial(base):
         """Hooks of `Trainer`: `on_step_begin` comes before the first microbatch, `on_step_end` after the optimizer."""
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -55,7 +55,7 @@ def hugging_face_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
         def on_train_end(self, *_: Any, **__: Any) -> None:
             trial.close()
 
-    return TrialCallback()
+    return HuggingFaceTrial()
 
 
 def lightning_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
@@ -77,7 +77,7 @@ def lightning_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
     """
     base: Any = _library(trial, "lightning_callback", "lightning").Callback
 
-    class TrialCallback(base):
+    class LightningTrial(base):
         """Hooks of Lightning's `Trainer`; its `global_step` counts steps of optimizers."""
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -106,7 +106,7 @@ def lightning_callback(trial: Trial, *, stop_when_done: bool = False) -> Any:
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
             trial.__exit__(type(exception), exception, exception.__traceback__)
 
-    return TrialCallback()
+    return LightningTrial()
 
 
 @contextmanager

@@ -34,17 +34,17 @@ class Exchange(Messages):
         if self.alone:
             return [mine], ""
         call = next(self._calls)
-        self.tell(f"{call}/{self.rank}", mine)
+        self.publish(f"{call}/{self.rank}", mine)
         if self.rank == 0:
             every: list[Any] = []
             for rank in range(self.size):
                 every.append(self._awaited(f"{call}/{rank}", 0.1 if None in every else self.timeout_s))
-            self.tell(f"{call}/all", every)
+            self.publish(f"{call}/all", every)
         # Rank 0 may wait for its whole time before it answers; where it does not, it is the silent one
-        told: list[Any] = self._awaited(f"{call}/all", 2 * self.timeout_s) or [None]
-        if None not in told:
-            return told, ""
-        silent = ", ".join(str(rank) for rank, text in enumerate(told) if text is None)
+        every_message: list[Any] = self._awaited(f"{call}/all", 2 * self.timeout_s) or [None]
+        if None not in every_message:
+            return every_message, ""
+        silent = ", ".join(str(rank) for rank, text in enumerate(every_message) if text is None)
         return [], self.fault_of_others() or (
             f"rank {silent} did not answer within {self.timeout_s:g} s: all ranks must take the same steps through the trial"
         )
@@ -70,11 +70,11 @@ class Exchange(Messages):
     def raised(self, what: str) -> None:
         """Tells all ranks at once that this one has ended."""
         with contextlib.suppress(RuntimeError):  # the store is gone, and the others with it
-            self.tell("raised", f"rank {self.rank}: {what}")
+            self.publish("raised", f"rank {self.rank}: {what}")
 
     def fault_of_others(self) -> str:
         """What a rank that ended has told; "" if none has. Never waits."""
-        return str(self.heard("raised", _SLICE_S)) if self.is_told("raised") else ""
+        return str(self.heard("raised", _SLICE_S)) if self.is_published("raised") else ""
 
     def _awaited(self, key: str, timeout_s: float) -> Any:
         """A value once it is there; None when the time is up, or when a rank has told that it ended."""

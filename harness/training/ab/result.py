@@ -130,7 +130,7 @@ if TYPE_CHECKING:
 
     ByArm = Mapping[str, tuple[float, ...]]
 
-Decision = Literal["on", "off", "cannot tell"]
+TrialDecision = Literal["on", "off", "cannot tell"]
 # How what all ranks have seen of a step becomes one number
 _JOIN: dict[str, Callable[[list[float]], float]] = {
     "times_ms": max,
@@ -142,7 +142,7 @@ _JOIN: dict[str, Callable[[list[float]], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class TrialRound:
     """One round, of all ranks.
 
     Attributes:
@@ -203,7 +203,7 @@ class TrialResult:
 
     recipe: str
     device: str
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[TrialRound, ...] = ()
     method: str = ""
     ranks: int = 1
     proof: str = ""
@@ -246,7 +246,7 @@ class TrialResult:
         return stats.paired([-r.log_ratio(FP8, BASE) for r in self.rounds if r.has(FP8, BASE)], self.floor)
 
     def seen(self, name: str, *arms: str) -> list[tuple[int, float]]:
-        """(round, value) of what the blocks of these arms that count have under a name of `Round`'s."""
+        """(round, value) of what the blocks of these arms that count have under a name of `TrialRound`'s."""
         return [
             (r.index, value)
             for r in self.rounds
@@ -324,7 +324,7 @@ class TrialResult:
         return ""
 
     @property
-    def decision(self) -> Decision:
+    def decision(self) -> TrialDecision:
         """For speed alone: on where FP8 is known to be faster, off where it is known to be slower or shown to be a tie."""
         if self.doubt:
             return "cannot tell"
@@ -333,12 +333,12 @@ class TrialResult:
     @property
     def tone(self) -> Tone:
         """Good where FP8 is on, bad where it is off."""
-        tones: Mapping[Decision, Tone] = {"on": "good", "off": "bad"}
+        tones: Mapping[TrialDecision, Tone] = {"on": "good", "off": "bad"}
         return tones.get(self.decision, "")
 
     @property
     def is_timed(self) -> bool:
-        """Both precisions have a time that may be reported."""
+        """Whether both precisions have a time that may be reported."""
         return not self.refused and self.median_ms(BASE) > 0 and self.median_ms(FP8) > 0
 
     @property
@@ -473,12 +473,12 @@ def _shown(value: float | None, spec: str) -> str:
     return format(value, spec) if value is not None and value > 0 else ""
 
 
-def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
+def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> TrialRound:
     """One round of all ranks, by their slowest steps.
 
     Args:
         index: of the round.
-        ranks: of each rank what it tells of each of its steps (`watch.Steps.told`).
+        ranks: of each rank what it tells of each of its steps (`watch.RoundSteps.records`).
     """
     joined: dict[str, Any] = {name: defaultdict(tuple) for name in _JOIN}
     faults: dict[str, str] = {}
@@ -493,7 +493,7 @@ def merged(index: int, ranks: Sequence[Sequence[Mapping[str, Any]]]) -> Round:
                 faults.setdefault(arm, f"rank {rank}: {why}" if len(ranks) > 1 else why)
     times, losses = joined["times_ms"], joined["losses"]
     joined["losses"] = {arm: seen for arm, seen in losses.items() if len(seen) == len(times[arm])}
-    return Round(index, faults=faults, **{name: dict(joined[name]) for name in _JOIN})
+    return TrialRound(index, faults=faults, **{name: dict(joined[name]) for name in _JOIN})
 
 
 def _median(seen: Sequence[tuple[int, float]]) -> float:

@@ -27,7 +27,7 @@ from harness.training.ab import rows
 from harness.training.ab.exchange import Exchange
 from harness.training.ab.proving import Proving, Switch, refuse_a_profiler
 from harness.training.ab.result import BASE, FP8, PlannedStep, TrialPlan, TrialResult, merged
-from harness.training.ab.watch import Meter, Steps, StepWatch
+from harness.training.ab.watch import Meter, RoundSteps, StepWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -390,12 +390,12 @@ class Trial:
         self._note(problem=problem, proved=not problem)
         if not problem:
             self._note(notes=extent.unseen(self.plan))
-        self._steps = Steps(self.device, self._clock, self._meter, extent, self.plan.block)
+        self._steps = RoundSteps(self.device, self._clock, self._meter, extent, self.plan.block)
 
     def _close_round(self, index: int) -> None:
-        told = self._steps.told()
-        self._meter.judge(told, self.plan.block)
-        messages, problem = self._exchange.all_of(told)
+        records = self._steps.records()
+        self._meter.judge(records, self.plan.block)
+        messages, problem = self._exchange.all_of(records)
         if problem:
             self._stop(problem)
             return

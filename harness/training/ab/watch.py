@@ -130,15 +130,15 @@ class Meter:
         self._monitor.__enter__()
         self.why_not = "no round was whole"
 
-    def judge(self, told: Sequence[Mapping[str, Any]], block: int) -> None:
+    def judge(self, records: Sequence[Mapping[str, Any]], block: int) -> None:
         """Decides whether the next blocks are read.
 
         Args:
-            told: of the steps of the last round (`Steps.told`).
+            records: of the steps of the last round (`RoundSteps.records`).
             block: timed steps of a block.
         """
         lasted: defaultdict[str, float] = defaultdict(float)
-        for step in told:
+        for step in records:
             lasted[step["arm"]] += step["times_ms"] or 0.0
         shortest_s = 1e-3 * min(lasted.values())
         self.why_not = ""
@@ -163,7 +163,7 @@ class Meter:
         self._monitor.__exit__(None, None, None)
 
 
-class Steps:
+class RoundSteps:
     """This rank's steps of the round under way. Each timed one must train on as much as the step that was proved.
 
     Attributes:
@@ -227,16 +227,16 @@ class Steps:
         self.seen.append(step)
         self._before = turn.arm, end
 
-    def told(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         """What this rank tells the others of the round that is over: of each step what `SEEN` names."""
         self._clock.settle()
-        told, self.seen = self.seen, []
+        records, self.seen = self.seen, []
         self._before = ("", None)  # what ranks tell each other now is none of the loop's time either
-        for step in told:
+        for step in records:
             for name in ("times_ms", "gaps_ms"):
                 step[name] = step[name] and self._clock.ms(*step[name])
             step["losses"] = None if step["losses"] is None else float(step["losses"])
-        return told
+        return records
 
 
 def _shapes(value: object) -> Iterator[tuple[int, ...]]:

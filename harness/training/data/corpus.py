@@ -59,7 +59,7 @@ class Corpus:
 
     @property
     def info(self) -> CorpusInfo:
-        """Its sizes and name, without the ids."""
+        """Sizes and name of the corpus, without the ids."""
         return CorpusInfo(self.name, self.vocab_size, self.sha256, len(self.train), len(self.heldout))
 
     def batch(

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fp8core.extensions import Table, of_type
+from fp8core.extensions import ExtensionTable, of_type
 from harness.store.errors import UsageError, unknown
 from harness.store.tables import beside
-from harness.training.models.common import Weights, materialise, share
+from harness.training.models.common import WeightsFrom, materialise, share
 from harness.training.models.llama import Llama, LlamaConfig, RopeScaling
 from harness.training.models.llama_moe import LlamaMoe, MoeConfig
 from harness.training.models.nanogpt import Gpt, GptConfig
@@ -34,7 +34,7 @@ __all__ = [
     "MODELS",
     "ModelSpec",
     "UserModel",
-    "Weights",
+    "WeightsFrom",
     "build",
     "resolve",
     "share",
@@ -98,7 +98,7 @@ class ModelSpec:
         layers: int | None = None,
         vocab_size: int | None = None,
         checkpointing: str = "none",
-        weights: Weights = "host",
+        weights: WeightsFrom = "host",
     ) -> nn.Module:
         """The model with its initial weights; see `build`."""
         if checkpointing not in CHECKPOINTING:
@@ -134,7 +134,7 @@ def _fault(name: str, made: object) -> str:
     return "" if config in _CLASSES else f"its config is of type {config.__name__}; expected one of {known}"
 
 
-MODELS = Table("models", _BY_NAME, _fault)
+MODELS = ExtensionTable("models", _BY_NAME, _fault)
 
 
 def build(model: ModelSpec | UserModel | str, **how: Any) -> nn.Module:

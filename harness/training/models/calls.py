@@ -205,7 +205,7 @@ def _loss_field(output: Any) -> object:
 
 
 def adapt(module: nn.Module, name: str, called: str) -> nn.Module:
-    """The same module, whose call on the parts of a batch now gives the loss.
+    """Returns the module, whose call on the parts of a batch now gives the loss.
 
     Args:
         module: changed in place: a hook before its forward and one after it.

@@ -28,7 +28,7 @@ from harness.store.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Weights = Literal["host", "device", "none"]  # where initial weights are drawn, if they are
+WeightsFrom = Literal["host", "device", "none"]  # where initial weights are drawn, if they are
 
 INIT_STD = 0.02  # of every weight matrix; GPT-2's, also Llama's in its published configuration
 LOSS_CHUNK = 1024  # tokens whose logits are held in float32 at once
@@ -202,7 +202,7 @@ def materialise(
     device: torch.device | str,
     seed: int,
     std: Callable[[str], float],
-    weights: Weights = "host",
+    weights: WeightsFrom = "host",
 ) -> None:
     """Gives a model on "meta" its weights, in place; parameters used in several places stay shared.
 

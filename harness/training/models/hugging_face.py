@@ -34,7 +34,7 @@ _STORED = ("quantization_config", "dtype", "torch_dtype", "auto_map")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConfigMatrix:
     """A matrix that multiplies.
 
     Attributes:
@@ -57,7 +57,7 @@ class Part:
 
     @property
     def reads(self) -> str:
-        """The same for parts that read one tensor."""
+        """Name of the tensor that a part reads: the same for parts that read one tensor."""
         before, _, word = self.name.rpartition(".")
         group = next((str(i) for i, words in enumerate(_SHARED) if word in words), word)
         return f"{before}.{group}"
@@ -80,7 +80,7 @@ class HfModel:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ConfigMatrix, ...]
     parameters: int
     blocks: int
     vocabulary: int | None
@@ -207,11 +207,11 @@ def _llama(config: Any, model_type: str) -> LlamaConfig | None:
 def read_off(module: nn.Module, name: str) -> HfModel:
     """The matrices of a module of transformers, Conv1D and experts in one tensor among them."""
     config: Any = module.config
-    parts: dict[str, Part] = {}
+    parts: dict[str, ConfigMatrix] = {}
     for part in _matrices(module, int(config.hidden_size)):
         before = parts.get(part.name)
         count = part.count + (before.count if before else 0)
-        parts[part.name] = Part(part.name, part.K, part.N, part.kind, count)
+        parts[part.name] = ConfigMatrix(part.name, part.K, part.N, part.kind, count)
     routed = any(part.kind == EXPERTS for part in parts.values())
     return HfModel(
         name,
@@ -224,27 +224,27 @@ def read_off(module: nn.Module, name: str) -> HfModel:
     )
 
 
-def _matrices(module: nn.Module, hidden: int) -> Iterator[Part]:
+def _matrices(module: nn.Module, hidden: int) -> Iterator[ConfigMatrix]:
     for fqn, part in module.named_modules():
         word = fqn.rsplit(".", 1)[-1]
         weight = getattr(part, "weight", None)
         if isinstance(part, nn.Linear):
             merged = _ONE_OF_MANY.sub("experts.", fqn)
             kind = EXPERTS if merged != fqn else ROUTER if word in _ROUTERS else LINEAR
-            yield Part(merged, part.in_features, part.out_features, kind)
+            yield ConfigMatrix(merged, part.in_features, part.out_features, kind)
         elif type(part).__name__ == "Conv1D" and isinstance(weight, nn.Parameter):
-            yield Part(fqn, weight.shape[0], weight.shape[1])
+            yield ConfigMatrix(fqn, weight.shape[0], weight.shape[1])
         elif word in _ROUTERS and isinstance(weight, nn.Parameter) and weight.dim() == 2:
-            yield Part(fqn, weight.shape[1], weight.shape[0], ROUTER)
+            yield ConfigMatrix(fqn, weight.shape[1], weight.shape[0], ROUTER)
         elif word == "experts":
             yield from _grouped(fqn, part, hidden)
 
 
-def _grouped(fqn: str, experts: nn.Module, hidden: int) -> Iterator[Part]:
+def _grouped(fqn: str, experts: nn.Module, hidden: int) -> Iterator[ConfigMatrix]:
     """Experts in one tensor [experts, a, b], which lies either way round: what reads the stream has `hidden` inputs."""
     for key, weight in experts.named_parameters(recurse=False):
         if weight.dim() == 3:
             count, one, two = weight.shape
             other = two if one == hidden else one
             K, N = (other, hidden) if key.startswith("down") else (hidden, other)
-            yield Part(f"{fqn}.{key}", K, N, EXPERTS, count)
+            yield ConfigMatrix(f"{fqn}.{key}", K, N, EXPERTS, count)

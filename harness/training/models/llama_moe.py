@@ -82,7 +82,7 @@ class Experts(nn.Module):
         return grouped_mm(hidden, down, ends)
 
     def _in_fp8(self, x: Tensor, ends: Tensor) -> Tensor:
-        """The same; weights are cast as they are, not through autocast's dtype."""
+        """The experts' products in FP8; weights are cast as they are, not through autocast's dtype."""
         gate, up, down = (weight.transpose(1, 2) for weight in (self.gate, self.up, self.down))
         rows = self.multiply.pad(_compute_dtype(x), ends)
         hidden = functional.silu(self.multiply(rows.x, gate, rows.offsets))

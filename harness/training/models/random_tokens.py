@@ -39,7 +39,7 @@ class TokenInput:
     seq: int
 
     @property
-    def said(self) -> str:
+    def sentence(self) -> str:
         """The fact, as `resolved` and the console state it."""
         return f"random tokens below {self.vocab_size}, {self.seq} a sequence: times and shapes alone, no loss is judged"
 

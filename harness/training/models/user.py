@@ -26,7 +26,7 @@ from harness.training.models.random_tokens import TokenInput, token_input
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from harness.training.models.common import Weights
+    from harness.training.models.common import WeightsFrom
 
 TARGET, BATCH = "_target_", "batch"
 
@@ -53,7 +53,7 @@ class UserModel:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
-        weights: Weights = "host",
+        weights: WeightsFrom = "host",
         **of_named_models: Any,
     ) -> nn.Module:
         """The module, made on the CPU (on "meta" if `device` is) after torch.manual_seed(seed), then moved.

@@ -81,7 +81,7 @@ def rounding(job: ParallelRun) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ParallelCell:
     """One way to train in parallel.
 
     Attributes:
@@ -121,7 +121,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RankResult:
     """What one rank has to say.
 
     Attributes:
@@ -135,14 +135,14 @@ class Ran:
     refusal: str = ""
 
 
-def run(name: str, job: ParallelRun) -> Ran:
+def run(name: str, job: ParallelRun) -> RankResult:
     """What a rank does: the cell of that name, made of this job."""
     cell = CELLS[name]
     own = cell.of(job)
     try:
         trainee, facts = _WAYS[cell.way](own, **cell.how)
     except ValueError as error:
-        return Ran(refusal=" ".join(str(error).split()))
+        return RankResult(refusal=" ".join(str(error).split()))
     counters.clear()
     # What compiled code sends is seen by no mode, and a mode is nothing that Dynamo compiles under.
     with nullcontext(Collectives()) if cell.compiled else count_collectives() as counts:
@@ -162,12 +162,12 @@ def run(name: str, job: ParallelRun) -> Ran:
             for (collective, dtype), size in sorted(counts.bytes.items())
         }
         facts["scale_all_reduces_per_step"] = counts.scale_reductions / own.steps
-    return Ran(tuple(losses), facts)
+    return RankResult(tuple(losses), facts)
 
 
-def everywhere(name: str, job: ParallelRun) -> list[Ran]:
+def everywhere(name: str, job: ParallelRun) -> list[RankResult]:
     """`run` on all ranks, which part after it: what each has to say, on rank 0; nothing on the others."""
-    every = [Ran(**fields) for fields in gathered(asdict(run(name, job)))]
+    every = [RankResult(**fields) for fields in gathered(asdict(run(name, job)))]
     speaks = dist.get_rank() == 0
     dist.destroy_process_group()  # or the one process that rank 0 holds them against would wait for the others
     return every if speaks else []
@@ -312,7 +312,7 @@ def _pipeline(job: ParallelRun, schedule: str) -> Made:
     stage = pipelining.PipelineStage(part, rank, world, device, input_args=given, output_args=made)
     pipe = getattr(pipelining, schedule)(stage, n_microbatches=job.microbatches, loss_fn=mean_cross_entropy)
 
-    class Stage(Trainee):
+    class PipelineStage(Trainee):
         def gradients(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
             """The passes of all stages; the last one knows the losses."""
             tokens, targets = (torch.cat(each) for each in zip(*batches, strict=True))
@@ -324,7 +324,7 @@ def _pipeline(job: ParallelRun, schedule: str) -> Made:
             )
             return tokens.new_empty(0)
 
-    return job.trainee(part, job.microbatches, Stage, scales_group=groups[rank]), {}
+    return job.trainee(part, job.microbatches, PipelineStage, scales_group=groups[rank]), {}
 
 
 _WAYS: Mapping[str, Callable[..., Made]] = {
@@ -336,4 +336,6 @@ _WAYS: Mapping[str, Callable[..., Made]] = {
     "expert_parallel": _expert_parallel,
     "pipeline": _pipeline,
 }
-CELLS: dict[str, Cell] = {name: Cell(**fields) for name, fields in beside(__file__, "cells.yaml").items()}
+CELLS: dict[str, ParallelCell] = {
+    name: ParallelCell(**fields) for name, fields in beside(__file__, "cells.yaml").items()
+}

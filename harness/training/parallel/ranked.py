@@ -28,7 +28,7 @@ from harness.training.batches import digest
 from harness.training.parallel.job import MARGIN, deviation
 from harness.training.parallel.together import gathered
 from harness.training.setup import Setup, Trainee, forward_of, optimizer_of, prepare
-from harness.training.timed import STEPS, Arm, Source, Stepper, facts_of, without_fp8
+from harness.training.timed import STEPS, Source, Stepper, TrainingArm, facts_of, without_fp8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ COUNTED = 3  # steps whose losses are compared, the last of which is counted
 SHARED = ("tokens_per_step", "parameters", "linear_layers", "fp8_layers", "batch_shapes")
 
 
-class Part(Stepper):
+class RankPart(Stepper):
     """A rank's part of an arm."""
 
     def __init__(self, setup: Setup, source: Source, device: str) -> None:
@@ -55,7 +55,7 @@ class Part(Stepper):
         torch.manual_seed(setup.seed)
 
     def facts(self) -> dict[str, Any]:
-        """For `resolved`."""
+        """What this rank knows of its part, for `resolved`."""
         setup, model = self.trainee.setup, self.trainee.model
         facts = facts_of(self.trainee, self.source, self.device)
         del facts["memory"]  # of the whole model in one process
@@ -99,7 +99,7 @@ def shard(trainee: Trainee, device: str) -> None:
     trainee.optimizer = optimizer_of(trainee.model, trainee.setup, device)  # of the sharded parameters
 
 
-class RankedArm(Arm):
+class RankedArm(TrainingArm):
     """One arm of the suite `train`, on this rank.
 
     Args:
@@ -144,8 +144,8 @@ class RankedArm(Arm):
                 del self.stepper
 
     @contextmanager
-    def _holding(self, setup: Setup) -> Iterator[Part]:
-        held = [Part(setup, self.source, self.device)]
+    def _holding(self, setup: Setup) -> Iterator[RankPart]:
+        held = [RankPart(setup, self.source, self.device)]
         try:
             yield held[0]
         finally:
@@ -154,7 +154,7 @@ class RankedArm(Arm):
                 release_memory()
 
     def check(self) -> Numerics:
-        """Also what goes over the wire in eager steps, whose losses must be those with weights gathered in high precision."""
+        """Checks as every arm is, and what eager steps send, whose losses must be those with weights gathered in high precision."""
         found, recipe = super().check(), self.setup.recipe
         if not found.ok:
             return found
@@ -177,7 +177,7 @@ class RankedArm(Arm):
         return replace(found, values={**found.values, "loss_deviation": apart}, parts=parts)
 
     def counted(self, setup: Setup) -> tuple[list[float], list[tuple[str, int, int]], int]:
-        """`Part.counted` of a set-up from its initial state: losses of all ranks, what this one sends."""
+        """`RankPart.counted` of a set-up from its initial state: losses of all ranks, what this one sends."""
         with self._holding(setup) as part:
             losses, sent, scales = part.counted(COUNTED)
         return [loss for own in gathered(losses) for loss in own], sent, scales

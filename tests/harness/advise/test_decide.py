@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.advise import decide
 from harness.advise.casts import CastCost, RecipeCost
-from harness.advise.model import Linear, Traffic
+from harness.advise.model import Linear, VectorTraffic
 from harness.advise.recipes import candidates
 from harness.advise.step import Ratio, step_ratio
 from harness.advise.trace import trace
@@ -52,7 +52,7 @@ def filters(
     one = model(*((f"l{i}", K, N) for i, (K, N) in enumerate(sizes)), tokens=tokens)
     # layers that read one tensor have its width
     layers = tuple(replace(layer, input_id=inputs[i] * 2**16 + layer.K) for i, layer in enumerate(one.layers))
-    one = replace(one, layers=layers, forward=Traffic(0.0, 0.0, launches, launches))
+    one = replace(one, layers=layers, forward=VectorTraffic(0.0, 0.0, launches, launches))
     recipe = RecipeCost("b", "kernels", {t: CastCost(b) for t in ("input", "weight", "grad_output")})
     plan = Step(compiled=True, dp=dp)
     chosen = decide.choose(one, RATES, plan, recipe)

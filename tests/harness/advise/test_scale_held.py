@@ -10,7 +10,7 @@ import pytest
 
 from fp8core import RECIPES
 from harness.advise.scale.held import Block, at_work, kept, memory
-from harness.machine.communication import Group
+from harness.machine.communication import GpuGroup
 from harness.store.errors import UsageError
 from harness.training import meta_estimate
 from harness.training.setup import Setup
@@ -69,7 +69,7 @@ def test_every_gpu_is_in_one_group_of_each_kind(dp: int, tp: int, replicas: int,
     one = Step(dp=dp, tp=tp, replicas=replicas, node=node)
     gpus = np.arange(dp * tp).reshape(replicas, one.shards, tp)
     lines = {"tp": gpus[0, 0, :], "shard": gpus[0, :, 0], "replicas": gpus[:, 0, 0]}
-    assert one.groups == {name: Group(line.size, len({*(line // node)})) for name, line in lines.items()}
+    assert one.groups == {name: GpuGroup(line.size, len({*(line // node)})) for name, line in lines.items()}
     assert one.world == dp * tp
 
 

@@ -9,7 +9,7 @@ from advise_fixtures import NOTHING, SIX, model, round_h200
 
 from harness.advise.casts import CastCost
 from harness.advise.layer import layer_cost
-from harness.advise.model import Exchange, Traffic, split
+from harness.advise.model import GroupExchange, VectorTraffic, split
 from harness.advise.step import (
     Pass,
     as_sent,
@@ -32,7 +32,7 @@ def test_amdahl_by_hand() -> None:
     one = replace(
         one,
         parameters=0,
-        forward=Traffic(0.0, 1e-3 * RATES["bandwidth"], 0, 0),
+        forward=VectorTraffic(0.0, 1e-3 * RATES["bandwidth"], 0, 0),
         backward=replace(NOTHING, fused_bytes=4e9),
     )
     cost = layer_cost(one.layers[0], SIX, RATES)
@@ -47,7 +47,7 @@ def test_amdahl_by_hand() -> None:
 
 def test_tensor_parallel_exchanges_are_exposed_unless_they_overlap() -> None:
     """1 GB gathered forward and scattered backward, on 2 GPUs half of it each; in FP8 the gather takes half."""
-    one = replace(model(("x", 4096, 4096)), exchanges=(Exchange(1e9, ("x",), True),))
+    one = replace(model(("x", 4096, 4096)), exchanges=(GroupExchange(1e9, ("x",), True),))
     plan = replace(BARE, tp=2)
     each = 1e9 / 2 / RATES["link"] + 8.4e-6 + 3.4e-6
     assert step_cost(one, RATES, plan, None).communication == pytest.approx(2 * each)

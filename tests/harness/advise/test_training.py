@@ -15,14 +15,14 @@ from report_fixtures import Invented, write_run
 from fp8core import RECIPES
 from harness.advise.command import Question, answer
 from harness.advise.rates import MEASURED, rates_of
-from harness.advise.training import Machine, advised, content, machine_here
+from harness.advise.training import AdvisedMachine, advised, content, machine_here
 from harness.machine import environment
 from harness.machine.hardware import named
 from harness.store.errors import UsageError
 from harness.training.setup import Setup
 
 GPU = {"device": "cuda", "gpu": "NVIDIA H200", "gpu_memory_gib": 139.8, "power_limit_w": 700.0}
-H200 = Machine(rates_of(named("h200")), "9.0")
+H200 = AdvisedMachine(rates_of(named("h200")), "9.0")
 GPT2 = Setup("gpt2", 16, 1024, recipe=RECIPES["tensorwise"])
 
 
@@ -98,7 +98,7 @@ def test_stored_ceilings_are_taken_and_known_by_their_content(gpu: dict[str, Any
     two = write_run(tmp_path / "b", cases, run_id="20270102T030405Z-0123456-ffff")
     other = write_run(tmp_path / "c", ceiling_cases(Invented(1), 4200.0, 741.0))
     found = machine_here("cuda", str(one))
-    assert isinstance(found, Machine)
+    assert isinstance(found, AdvisedMachine)
     assert {found.rates.figures[n].kind for n in ("bf16", "fp8", "bandwidth")} == {MEASURED}
     assert found.sha256 == content(str(one)) == content(str(two)) != content(str(other))
     assert len(found.sha256) == 64

@@ -13,7 +13,7 @@ import torch
 
 from harness.cli import doctor
 from harness.cli.config import Request, load
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import SweepPlan, make_plan
 from harness.judge.verdict.result import MIN_SEEDS
 from harness.store.published import of_peer
 from harness.store.words import options_of
@@ -54,7 +54,7 @@ SWEEPS = [name for name, (_, words) in listed("cuda").items() if words[0] != "do
 
 
 @functools.cache
-def planned(name: str, device: str) -> tuple[Request, Plan]:
+def planned(name: str, device: str) -> tuple[Request, SweepPlan]:
     request = load(listed(device)[name][1], lambda _: device)
     return request, make_plan(request.config, SUITES)
 
@@ -72,7 +72,7 @@ def test_the_first_line_compares_kernels() -> None:
     for device in ("cpu", "cuda"):
         name, (_, words) = next(iter(listed(device).items()))
         assert (name, words[0]) == ("kernels", "doctor")
-        options = options_of(doctor.Words, words[1:])
+        options = options_of(doctor.DoctorOptions, words[1:])
         assert options is not None
         assert (options.device, options.kernels_s) == (device, 30)
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from harness.__main__ import main
 from harness.cli import habits
 from harness.store.errors import UsageError
+from harness.suites import train
 
 OURS = """\
 # Which question does this one ask?
@@ -179,3 +180,20 @@ def test_a_file_whose_name_is_no_name_is_refused_in_one_line(name, own, capsys) 
     error = capsys.readouterr().err
     assert "rename it" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [(59.0, False), (3725.0, True)])
+def test_a_sweep_on_a_cpu_says_before_it_starts_how_long_it_takes(
+    seconds: float,
+    is_said: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Oracle: what the suite says of its case; below a minute nothing is said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "least_seconds", lambda case, arms, rate: seconds)
+    words = "sweep=train device=cpu model=nano arms=[bf16_eager,tensorwise_eager] rounds=1 isolate=false report=false"
+    assert main([*words.split(), "control=false"]) == 0
+    said = capfd.readouterr().err
+    assert ("1:02:05" in said.partition("[1/1]")[0]) == is_said

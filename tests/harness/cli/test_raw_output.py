@@ -135,7 +135,7 @@ from harness.machine import raw_output
 def command(rest):
     with raw_output.captured():
         raw_output.stream().write("a bar\\n")
-        raw_output.say("warning: w\\n")
+        raw_output.notify("warning: w\\n")
     print("measured")
     sys.stderr.write("of a library\\n")
     if rest[0] == "bug":

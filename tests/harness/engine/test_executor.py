@@ -15,8 +15,8 @@ from toy import ToySuite, nothing, planned
 
 from harness import store
 from harness.engine.bench import Setting
-from harness.engine.executor import Outcome, run
-from harness.engine.plan import Plan
+from harness.engine.executor import RunOutcome, run
+from harness.engine.plan import SweepPlan
 from harness.machine.gpu_monitor import Monitor
 from harness.store.case import Case
 from harness.timing import compiling
@@ -35,13 +35,13 @@ QUICK = TimingConfig(
 )
 
 
-def plan(suite: ToySuite, n: list[int] | None = None) -> Plan:
+def plan(suite: ToySuite, n: list[int] | None = None) -> SweepPlan:
     return planned(suite, {"n": n or [1]})
 
 
 def execute(
     folder: Path, suite: ToySuite, n: list[int] | None = None, done: tuple[str, ...] = (), **changes: Any
-) -> tuple[Outcome, pd.DataFrame]:
+) -> tuple[RunOutcome, pd.DataFrame]:
     setting = Setting("cpu", changes.pop("timing", QUICK))
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
     outcome = run(plan(suite, n), writer, setting, done=done, **changes)

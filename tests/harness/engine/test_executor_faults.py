@@ -24,10 +24,10 @@ from harness import store
 from harness.__main__ import main
 from harness.engine import arms, bench
 from harness.engine.arm_process import Conditions
-from harness.engine.arms import Limits
+from harness.engine.arms import TimeLimits
 from harness.engine.bench import Setting
-from harness.engine.executor import Outcome, Place, run
-from harness.engine.plan import Plan, Task
+from harness.engine.executor import Place, RunOutcome, run
+from harness.engine.plan import SweepPlan, Task
 from harness.engine.resume import stored_cases
 from harness.engine.rows import row
 from harness.engine.stages import Stage
@@ -48,17 +48,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan(suite: ToySuite, count: int) -> Plan:
+def plan(suite: ToySuite, count: int) -> SweepPlan:
     return planned(suite, {"n": list(range(1, count + 1))})
 
 
 def sweep(
     suite: ToySuite, count: int, folder: Path = Path("run"), done: set[str] | None = None, **changes: Any
-) -> tuple[Outcome, pd.DataFrame]:
+) -> tuple[RunOutcome, pd.DataFrame]:
     given = {"places": [Place(Conditions.here(memory_bytes=384 * MIB))]} | changes
     writer = store.RunWriter(folder, run_id="r", sweep="toy", env_id="e", env={}, about={})
     setting = Setting("cpu", QUICK, control=False)
-    limits = Limits(**{name: given.pop(name) for name in ("silence_s", "wall_s") if name in given})
+    limits = TimeLimits(**{name: given.pop(name) for name in ("silence_s", "wall_s") if name in given})
     outcome = run(plan(suite, count), writer, setting, limits=limits, done=done or (), **given)
     writer.close(outcome.state)
     return outcome, store.read(folder)
@@ -220,11 +220,11 @@ def test_a_process_is_used_again_takes_over_conditions_and_is_replaced_when_it_l
 ) -> None:
     monkeypatch.setattr(arms, "LEAK_BYTES", 96 * MIB)
     given = Conditions.here(variables={"OF_THIS_TEST": "1"})
-    with arms.ArmPool(given, Limits(), "cpu") as arm_pool:
+    with arms.ArmPool(given, TimeLimits(), "cpu") as arm_pool:
         pids = []
         for size in (0, 64, 64, 0):
             arm_pool.begin(["a", "b"])
-            assert arm_pool.of("a").ask(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
+            assert arm_pool.of("a").call(grown, size * MIB) == ["1", str(tmp_path), torch.get_num_threads()]
             pids.append(arm_pool.of("a").pids[0])
             arm_pool.end([])
         assert pids[0] == pids[1] == pids[2] != pids[3]

@@ -27,9 +27,9 @@ from harness.engine.arm_process import Conditions
 if __name__ == "__main__":
     said = []
     arms.start_server([parallel_import])
-    with arms.ArmPool(Conditions.here(), arms.Limits(silence_s=30.0), "cpu", said.append) as arm_pool:
+    with arms.ArmPool(Conditions.here(), arms.TimeLimits(silence_s=30.0), "cpu", said.append) as arm_pool:
         arm_pool.begin(["a", "b"])
-        found = [arm_pool.of(arm).ask(parallel_import.computed) for arm in "ab"]
+        found = [arm_pool.of(arm).call(parallel_import.computed) for arm in "ab"]
     print(json.dumps([found, said]))
 """
 

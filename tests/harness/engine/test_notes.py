@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine.runlog import Note, notes, progress
+from harness.engine.runlog import ProgressNote, notes, progress
 from harness.machine.processes import began, this_host
 from harness.store.run_files import PROGRESS
 
@@ -22,11 +22,14 @@ def note(folder: Path, **more: object) -> None:
 
 
 def test_how_far_shards_are_together() -> None:
-    fast, slow = Note("running", 10, 0.5, "", 1100.0), Note("running", 30, 0.25, "cast base", 1100.0)
+    fast, slow = (
+        ProgressNote("running", 10, 0.5, "", 1100.0),
+        ProgressNote("running", 30, 0.25, "cast base", 1100.0),
+    )
     assert progress([fast, slow], 1100.0) == "running, 31 % of 40 done; cast base"
-    assert progress([Note("running", 1000, 0.998, "", 0.0)], 0.0) == "running, 99 % of 1000 done"
+    assert progress([ProgressNote("running", 1000, 0.998, "", 0.0)], 0.0) == "running, 99 % of 1000 done"
     assert "last sign of life 0:05:00 ago" in progress([fast], 1400.0)
-    assert progress([Note("finished", 10, 1.0, "", 0.0)], 0.0) == ""
+    assert progress([ProgressNote("finished", 10, 1.0, "", 0.0)], 0.0) == ""
     assert progress([], 0.0) == ""
 
 

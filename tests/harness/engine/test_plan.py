@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy import ToySuite
 
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import SweepPlan, make_plan
 from harness.engine.settings import SweepConfig
 from harness.store.errors import UsageError
 from harness.timing.workload import Axis
@@ -31,7 +31,7 @@ def config(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
-def plan(toy: ToySuite | None = None, /, **changes: Any) -> Plan:
+def plan(toy: ToySuite | None = None, /, **changes: Any) -> SweepPlan:
     return make_plan(SweepConfig.of(config(**changes)), {"toy": toy or ToySuite(), "toy2": ToySuite()})
 
 

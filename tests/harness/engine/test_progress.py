@@ -29,7 +29,9 @@ def test_the_share_moves_with_each_stage_and_the_time_left_follows_from_it() -> 
     moves: list[tuple[object, float]] = [
         (Mark.BEGUN, 0.0),
         (Stage(StageKind.BUILD, "base"), 0.0),
+        (Stage(StageKind.CHECK, "base"), 0.025),  # nothing was compiled: most of it is still to come
         (Stage(StageKind.BUILD, "other"), 0.125),
+        (Stage(StageKind.COMPILE, "other"), 0.15),
         (Stage(StageKind.CHECK, "other"), 0.225),
         (Stage(StageKind.BUILD, "base"), 0.225),
         (Stage(StageKind.WARM_UP), 0.25),

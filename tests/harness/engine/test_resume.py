@@ -12,7 +12,7 @@ from report_fixtures import Invented, write_run
 
 from harness import store
 from harness.advise import training
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import SweepPlan, make_plan
 from harness.engine.resume import changes, refuse, stored_cases
 from harness.engine.rows import row
 from harness.engine.settings import SweepConfig
@@ -24,7 +24,7 @@ from harness.suites import divergence, train
 TEXT = b"The same text, wherever it lies. " * 20
 
 
-def planned(path: Path | None, data: str = "bytes") -> Plan:
+def planned(path: Path | None, data: str = "bytes") -> SweepPlan:
     config: dict[str, Any] = {
         "name": "divergence", "suite": "divergence", "shapes": [], "arms": ["base"], "parts": {}, "model": None,
         "axes": {"steps": 10, "seq": 16, "batch": 4, "eval_batches": 1, "compute": "fp32"}, "seed": 0,
@@ -39,7 +39,7 @@ def written(folder: Path, content: bytes) -> Path:
     return folder / "text"
 
 
-def stored(folder: Path, plan: Plan, sha256: str) -> Path:
+def stored(folder: Path, plan: SweepPlan, sha256: str) -> Path:
     """A run that holds the loss of every case of a plan."""
     run = folder / "run"
     writer = store.RunWriter(run, run_id="r", sweep="divergence", env_id="e", env={}, about={})
@@ -62,7 +62,7 @@ def test_another_text_at_the_same_place_is_refused(tmp_path: Path) -> None:
         stored_cases(run, planned(other))
 
 
-def advised(ceilings: Path | None) -> Plan:
+def advised(ceilings: Path | None) -> SweepPlan:
     """One training step whose filter is advised, by those ceilings."""
     config: dict[str, Any] = {
         "name": "train", "suite": "train", "shapes": [], "arms": ["bf16_eager", "tensorwise_eager"], "parts": {},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from toy import ToySuite, offered
 
 from harness.__main__ import main
-from harness.engine.plan import Plan, PlannedCase
+from harness.engine.plan import PlannedCase, SweepPlan
 from harness.engine.shards import Shard, deal, parse, share
 from harness.store import run_state
 from harness.store.case import Case
@@ -24,10 +24,10 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToySuite:
     return offered([1, 2, 3, 4, 50], tmp_path, monkeypatch)
 
 
-def plan_of(sizes: list[int]) -> Plan:
+def plan_of(sizes: list[int]) -> SweepPlan:
     suite = ToySuite()
     cases = [Case.of("toy", {"n": n, "K": i}) for i, n in enumerate(sizes)]
-    return Plan(tuple(PlannedCase("toy", suite, case, ("base", "other")) for case in cases), {})
+    return SweepPlan(tuple(PlannedCase("toy", suite, case, ("base", "other")) for case in cases), {})
 
 
 # Which shard

@@ -13,15 +13,15 @@ from toy_trials import STEPS, ToyTrials
 from harness import store
 from harness.engine.arm_process import Conditions
 from harness.engine.bench import Setting
-from harness.engine.executor import Outcome, Place, run
-from harness.engine.plan import Plan
+from harness.engine.executor import Place, RunOutcome, run
+from harness.engine.plan import SweepPlan
 from harness.engine.resume import stored_arms, stored_cases
 from harness.timing.rounds import TimingConfig
 
 ARMS = ("base", "tensorwise", "rowwise", "broken")
 
 
-def plan(suite: ToyTrials, seeds: int = 2) -> Plan:
+def plan(suite: ToyTrials, seeds: int = 2) -> SweepPlan:
     return planned(suite, {"seed": list(range(seeds))})
 
 
@@ -31,7 +31,7 @@ def writer(folder: Path) -> store.RunWriter:
 
 def execute(
     folder: Path, suite: ToyTrials, *, seeds: int = 2, resume: bool = False, lanes: int = 0, **changes: Any
-) -> tuple[Outcome, pd.DataFrame]:
+) -> tuple[RunOutcome, pd.DataFrame]:
     made = plan(suite, seeds)
     done = stored_cases(folder, made) if resume else set()
     done_arms = stored_arms(folder, made, done) if resume else set()

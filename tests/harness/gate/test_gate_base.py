@@ -89,13 +89,13 @@ def test_a_change_that_brings_a_clock_that_lies_is_not_measured_by_it(
     monkeypatch.setattr(work_trees, "project_root", lambda: root)
     fastest: dict[str, float] = {}
 
-    def measure(sweeping: Sweeping, this: runner.Round) -> None:
+    def measure(sweeping: Sweeping, this: runner.GateRound) -> None:
         for name, tree in {**sweeping.trees, "own": root}.items():
             sweep = Sweep(tree, WORDS, Path(tempfile.mkdtemp(dir=tmp_path)))
-            planned = sweep.hear(180)["cases"]
+            planned = sweep.receive(180)["cases"]
             for answer in (planned[0]["case_id"], True, False):
-                sweep.tell(answer)
-                sweep.hear(60)
+                sweep.reply(answer)
+                sweep.receive(60)
             fastest[name] = min(min(samples) for samples in sweep.rows()["samples"])
             sweep.close()
         raise runner.SideError("candidate", "no more", "broken", ("import", "x", "y"))

@@ -12,7 +12,7 @@ from harness import gate
 from harness.__main__ import main
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
-from harness.gate.runner import Round, Session
+from harness.gate.runner import GateRound, Session
 from harness.gate.sweeping import EndedError, Sweep, Sweeping, no_start
 from harness.gate.unit import Judgement
 
@@ -23,7 +23,7 @@ def judged(side: str, code: int | None) -> Judgement:
     """A session of which one side cannot be planned, as its command ended with this code or was silent."""
 
     class Broken(Sweeping):
-        def measure(self, this: Round) -> None:
+        def measure(self, this: GateRound) -> None:
             raise no_start(side, ROOT, "SyntaxError: x", code)
 
     sides = {"baseline": ROOT, "candidate": ROOT}
@@ -68,7 +68,7 @@ def test_how_the_command_of_a_tree_ended_is_known(tmp_path: Path, program: str, 
     sweep = Sweep(tree, ["sweep=x"], tmp_path)
     try:
         with pytest.raises(EndedError) as caught:
-            sweep.hear(0.5 if code is None else 60.0)
+            sweep.receive(0.5 if code is None else 60.0)
         assert caught.value.code == code
         assert len(sweep.rows()) == 0
     finally:

@@ -17,7 +17,7 @@ from gate_fixtures import run, time_row
 from harness import gate, store
 from harness.gate.judge import judge
 from harness.gate.policy import load_policy
-from harness.gate.render import Answer, terminal
+from harness.gate.render import GateAnswer, terminal
 from harness.gate.sides import load_side
 
 ROOT = Path(gate.__file__).resolve().parents[2]
@@ -107,4 +107,4 @@ def test_no_ratio_can_fail_the_projects_ci(tmp_path: Path) -> None:
     before, after = ([time_row(1, [ms] * 10), time_row(1, [1.0] * 10, "bf16")] for ms in (0.7, 7.0))
     found = run(tmp_path, before, after, policy=policy, machine_free=True)
     assert (found.counted["REGRESSED"], int(found.code)) == (1, 0)
-    assert "OK, no time judged, 1 slower (exit 0)" in terminal(Answer.of(found))
+    assert "OK, no time judged, 1 slower (exit 0)" in terminal(GateAnswer.of(found))

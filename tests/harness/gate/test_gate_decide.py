@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.gate import decide as decide_module
-from harness.gate.decide import Verdict, decide
+from harness.gate.decide import UnitVerdict, decide
 from harness.store import stats
 
 LIMIT = math.log1p(0.03)
@@ -40,7 +40,7 @@ def test_the_first_stage_is_students_test_against_the_limit(logs: np.ndarray) ->
 @given(rounds, rounds)
 def test_swapping_the_sides_mirrors_everything(first: np.ndarray, second: np.ndarray) -> None:
     a, b = one(first, second), one(-first, -second)
-    mirror = {Verdict.REGRESSED: Verdict.IMPROVED, Verdict.IMPROVED: Verdict.REGRESSED}
+    mirror = {UnitVerdict.REGRESSED: UnitVerdict.IMPROVED, UnitVerdict.IMPROVED: UnitVerdict.REGRESSED}
     if a.verdict in mirror or b.verdict in mirror:
         assert mirror[a.verdict] == b.verdict
     assert (a.effect.log, a.low, a.high) == pytest.approx((-b.effect.log, -b.high, -b.low), abs=1e-12)
@@ -59,7 +59,7 @@ def test_holm_runs_over_what_was_flagged() -> None:
         first = [slow] * flagged + [fast] * 100
         second = [again] * flagged + [fresh] * 100
         found = decide(first, second, [LIMIT] * len(first))
-        assert sum(d.verdict is Verdict.REGRESSED for d in found) == confirmed
+        assert sum(d.verdict is UnitVerdict.REGRESSED for d in found) == confirmed
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -100,10 +100,10 @@ def test_the_rounds_that_are_promised_are_the_fewest_that_settle_it(mean: float)
         return mean + 0.06 * signs / signs.std(ddof=1)
 
     found = one(drawn(8))
-    assert (found.verdict, found.apart) == (Verdict.INCONCLUSIVE, False)
+    assert (found.verdict, found.apart) == (UnitVerdict.INCONCLUSIVE, False)
     assert found.more is not None
     for count, settled in ((8 + found.more, True), (7 + found.more, False)):
         p = scipy.stats.t.sf(abs(mean - LIMIT) / 0.06 * math.sqrt(count), count - 1)
         assert bool(p <= (0.025 if mean < LIMIT else 0.01)) is settled
         if mean < LIMIT:
-            assert (one(drawn(count)).verdict is Verdict.OK) is settled
+            assert (one(drawn(count)).verdict is UnitVerdict.OK) is settled

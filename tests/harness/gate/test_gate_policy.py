@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.gate.policy import DEFAULT, Policy, Rule, load_policy
+from harness.gate.policy import DEFAULT, MetricRule, Policy, load_policy
 from harness.store.errors import UsageError
 
 
@@ -29,11 +29,11 @@ def test_the_default_file_holds_every_key() -> None:
 def test_the_tolerances_of_the_contract() -> None:
     """Kernels 3 %, steps 2 %, compile 5 %, memory 0 %, numerics deterministic."""
     policy = load_policy()
-    assert policy.rule_for(unit("time_ms", suite="gemm")) == Rule("timed", 0.03)
-    assert policy.rule_for(unit("time_ms", suite="train")) == Rule("timed", 0.02)
-    assert policy.rule_for(unit("compile_s", suite="linear")) == Rule("timed", 0.05)
-    assert policy.rule_for(unit("saved_bytes_per_elem")) == Rule("exact")
-    assert policy.rule_for(unit("mismatches")) == Rule("numerics")
+    assert policy.rule_for(unit("time_ms", suite="gemm")) == MetricRule("timed", 0.03)
+    assert policy.rule_for(unit("time_ms", suite="train")) == MetricRule("timed", 0.02)
+    assert policy.rule_for(unit("compile_s", suite="linear")) == MetricRule("timed", 0.05)
+    assert policy.rule_for(unit("saved_bytes_per_elem")) == MetricRule("exact")
+    assert policy.rule_for(unit("mismatches")) == MetricRule("numerics")
 
 
 @pytest.mark.parametrize(

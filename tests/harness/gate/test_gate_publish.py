@@ -15,7 +15,7 @@ from gate_fixtures import Rows, Times, control_row, failed_row, run, time_row, v
 from harness.__main__ import main
 from harness.gate import render
 from harness.gate.options import Exit, Loud
-from harness.gate.render import Answer
+from harness.gate.render import GateAnswer
 from harness.gate.unit import Judgement
 
 COMMAND = re.compile(
@@ -45,21 +45,21 @@ def errors(tmp: Path, count: int, before: float = 0.1, after: float = 0.5) -> tu
 
 def test_no_regression_is_hidden_among_what_is_ok_and_none_is_too_many(tmp_path: Path) -> None:
     found = run(tmp_path, *errors(tmp_path, render.SHOWN + 5))
-    for text in (render.terminal(Answer.of(found)), render.markdown(Answer.of(found))):
+    for text in (render.terminal(GateAnswer.of(found)), render.markdown(GateAnswer.of(found))):
         assert "5 more, 5 of them not OK" in text
-    lines = render.github_lines(Answer.of(found)).splitlines()
+    lines = render.github_lines(GateAnswer.of(found)).splitlines()
     assert (len(lines), f"{render.SHOWN - 4} more regressions" in lines[-1]) == (10, True)
 
 
 def test_no_name_breaks_a_table_the_xml_or_a_workflow_command(judgement: Judgement) -> None:
     for finding in judgement.findings:
         finding.case = 'bench/a.py::t[<&"|\x00\x1b[31m%,:]\n::error::no'
-    lines = render.markdown(Answer.of(judgement)).splitlines()
+    lines = render.markdown(GateAnswer.of(judgement)).splitlines()
     assert lines[0] == "### Gate: REGRESSED"
     table = [line for line in lines if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1
-    ET.fromstring(render.junit(Answer.of(judgement)))
-    matched = [COMMAND.match(line) for line in render.github_lines(Answer.of(judgement)).splitlines()]
+    ET.fromstring(render.junit(GateAnswer.of(judgement)))
+    matched = [COMMAND.match(line) for line in render.github_lines(GateAnswer.of(judgement)).splitlines()]
     assert [m and m[2] for m in matched] == ["bench/a.py"]
 
 
@@ -71,40 +71,42 @@ def test_only_exit_0_is_without_failure_or_error(tmp_path: Path, code: Exit) -> 
     """A judgement whose units are all well may still have no verdict: the machine moved, nothing was decided."""
     found = replace(run(tmp_path, *errors(tmp_path, 1, 0.1, 0.1)), code=code)
     of_units = (
-        [render.junit(Answer.of(found))] if code in render.HEADLINE else []
+        [render.junit(GateAnswer.of(found))] if code in render.HEADLINE else []
     )  # the others come with no judgement
-    for text in (*of_units, render.junit(Answer(code, "no verdict", "why"))):
+    for text in (*of_units, render.junit(GateAnswer(code, "no verdict", "why"))):
         (suite,) = ET.fromstring(text)
         bad = int(suite.get("failures", "")) + int(suite.get("errors", ""))
         assert (bad == 0) == (code is Exit.OK)
     if of_units:
-        assert bool(render.github_lines(Answer.of(found))) == (code is not Exit.OK)
+        assert bool(render.github_lines(GateAnswer.of(found))) == (code is not Exit.OK)
 
 
 def test_an_allowed_regression_is_neither_failure_nor_annotation(judgement: Judgement) -> None:
     held = tuple(replace(f, told_only=True) for f in judgement.findings)
     found = replace(judgement, findings=held, code=Exit.OK)
-    assert "<failure" not in render.junit(Answer.of(found))
-    assert render.github_lines(Answer.of(found)) == ""
+    assert "<failure" not in render.junit(GateAnswer.of(found))
+    assert render.github_lines(GateAnswer.of(found)) == ""
 
 
 def test_a_note_is_a_warning_by_its_type_and_not_by_its_words(judgement: Judgement) -> None:
     found = replace(judgement, notes=(Loud("read this"), "NOT JUDGED: so begins an arm's own name"))
     warnings = [
-        line for line in render.github_lines(Answer.of(found)).splitlines() if line.startswith("::warning")
+        line
+        for line in render.github_lines(GateAnswer.of(found)).splitlines()
+        if line.startswith("::warning")
     ]
     assert warnings == ["::warning title=Gate::read this"]
     assert (
-        "> **read this**" in render.comment(Answer.of(found)),
-        "> **NOT" in render.comment(Answer.of(found)),
+        "> **read this**" in render.comment(GateAnswer.of(found)),
+        "> **NOT" in render.comment(GateAnswer.of(found)),
     ) == (True, False)
-    assert render.terminal(Answer.of(found)).splitlines()[-2] == "read this"
-    assert json.loads(render.as_json(Answer.of(found)))["notes"] == list(found.notes)
+    assert render.terminal(GateAnswer.of(found)).splitlines()[-2] == "read this"
+    assert json.loads(render.as_json(GateAnswer.of(found)))["notes"] == list(found.notes)
 
 
 def test_the_comment_fits_and_can_be_found_again(tmp_path: Path) -> None:
     rows = [[failed_row(n, "w" * 3000) if v else time_row(n, [1.0] * 5) for n in range(50)] for v in (0, 1)]
-    body = render.comment(Answer.of(run(tmp_path, *rows)))
+    body = render.comment(GateAnswer.of(run(tmp_path, *rows)))
     assert len(body) < 65_536
     assert body.startswith(f"{MARKER}\n### Gate: REGRESSED\n")
     assert "The rest is in the job's summary." in body

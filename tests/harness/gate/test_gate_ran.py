@@ -13,23 +13,23 @@ import pytest
 from command_situations import HONEST, Planted
 
 from harness.gate.command import recording
-from harness.gate.ran import Ran, Side
+from harness.gate.ran import FilesRan, SideFiles
 from harness.gate.trees import walk
 
 
 def recorded(
     scratch: Path, tree: Path, *words: str, **env: str
-) -> tuple[Side, subprocess.CompletedProcess[str], set[int]]:
+) -> tuple[SideFiles, subprocess.CompletedProcess[str], set[int]]:
     """What a Python process in a tree was seen to do."""
     lines = scratch / "lines"
     lines.mkdir(parents=True)
-    side = Side(tree, walk(tree))
+    side = SideFiles(tree, walk(tree))
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, check=False, cwd=tree,
         env={**recording(scratch, lines, tree), **env},
     )  # fmt: skip
     file = lines / "lines"
-    return side, done, side.hear(file.read_text().splitlines() if file.exists() else [], [])
+    return side, done, side.add_record(file.read_text().splitlines() if file.exists() else [], [])
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ def test_another_file_of_the_same_name_is_no_copy(tmp_path: Path, held: str) -> 
     for name in ("baseline", "candidate"):
         (tmp_path / name / held).parent.mkdir(parents=True)
         (tmp_path / name / held).write_text(name)
-        sides[name] = Side(tmp_path / name, walk(tmp_path / name))
-        sides[name].hear(
+        sides[name] = SideFiles(tmp_path / name, walk(tmp_path / name))
+        sides[name].add_record(
             [f"code\t\t{path}" for path in (file, tmp_path / name / held) if "numpy" in held or path == file],
             [],
         )
-    Ran(sides, tmp_path / "checkout").check()
+    FilesRan(sides, tmp_path / "checkout").check()
 
 
 @pytest.mark.parametrize("case", HONEST.values(), ids=HONEST)

@@ -18,7 +18,7 @@ from harness.engine.turns import VERSION
 from harness.gate import sweeping
 from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
-from harness.gate.runner import Instrument, Round, Session, SideError
+from harness.gate.runner import GateRound, Instrument, Session, SideError
 from harness.gate.sides import CONTROL_SUITE
 from harness.gate.sweeping import EndedError, Sweeping
 from harness.gate.unit import Judgement
@@ -60,12 +60,12 @@ class Scripted:
         Scripted.started += 1
         Scripted.most = max(Scripted.most, Scripted.living)
 
-    def tell(self, answer: object) -> None:
+    def reply(self, answer: object) -> None:
         self.answer = answer
         if isinstance(answer, str):
             self.wanted.append(answer)
 
-    def hear(self, timeout_s: float) -> dict[str, Any]:
+    def receive(self, timeout_s: float) -> dict[str, Any]:
         if self.messages == self.script.get("ends"):
             raise EndedError("ended with code 1: no memory left", 1)
         if self.messages == self.script.get("hangs") and Scripted.started > 2:
@@ -152,9 +152,9 @@ def test_a_side_that_cannot_plan_or_is_of_another_tree_is_refused(
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "baseline").symlink_to(tmp_path / "elsewhere")
         monkeypatch.setattr(Path, "resolve", Path.absolute)  # what a sweep says is its own path
-        real = Scripted.hear
+        real = Scripted.receive
         monkeypatch.setattr(
-            Scripted, "hear", lambda self, s: {**real(self, s), "root": str(tmp_path / "elsewhere")}
+            Scripted, "receive", lambda self, s: {**real(self, s), "root": str(tmp_path / "elsewhere")}
         )
     with pytest.raises(SideError):
         sitting.stage(1, 2)
@@ -196,7 +196,7 @@ class Stream(Instrument):
         super().__init__({"baseline": Path(), "candidate": Path()}, ["sweep=x"], 1)
         self.seconds, self.logs, self.clock, self.told = seconds, logs, Clock(), list[str]()
 
-    def measure(self, this: Round) -> None:
+    def measure(self, this: GateRound) -> None:
         for side, told in this.collected.items():
             told.env, told.env_id = {"device": "cuda"}, "e"
             for name, logs in self.logs.items():

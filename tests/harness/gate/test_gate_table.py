@@ -1,7 +1,7 @@
 """What the gate finds: two sides of rows -> its exit code and a code of each unit. Oracle: what was put into the rows.
 
 A code is the metric and the verdict, then what holds of it: the change of what moved, `x20` rounds where they are not ten, what
-stands in the way (`State`), the cause, `flagged` of what is open, `suspect`, `held`; a number before it counts the units that have it.
+stands in the way (`UnitState`), the cause, `flagged` of what is open, `suspect`, `held`; a number before it counts the units that have it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gate_fixtures import (
 )
 
 from harness.gate import render
-from harness.gate.decide import Verdict
+from harness.gate.decide import UnitVerdict
 from harness.gate.options import Loud
-from harness.gate.policy import Allowance, Match, Rule
+from harness.gate.policy import Allowance, Match, MetricRule
 from harness.gate.unit import Judgement, Unit
 from harness.store.errors import Cause
 
 INF = float("inf")
-MOVED = (Verdict.REGRESSED, Verdict.IMPROVED)
+MOVED = (UnitVerdict.REGRESSED, UnitVerdict.IMPROVED)
 
 
 class Row(NamedTuple):
@@ -70,7 +70,7 @@ def code_of(unit: Unit, judgement: Judgement) -> str:
         words += [f"{unit.change - 1:+.0%}"] * (unit.verdict in MOVED)
         words += [f"x{unit.rounds}"] * (unit.rounds != 10)
     words += [unit.cause.name] if unit.cause else []
-    words += ["flagged"] * (unit.flagged and unit.verdict is Verdict.INCONCLUSIVE)
+    words += ["flagged"] * (unit.flagged and unit.verdict is UnitVerdict.INCONCLUSIVE)
     words += ["suspect"] * (unit in judgement.suspects) + ["held"] * unit.held
     return " ".join(filter(None, words))
 
@@ -475,7 +475,7 @@ for name, before, after, code, found, said in (
 ):
     add(f"training that {name}", (before, after), code, f"loss {found}", said)
 add("training that breaks, where the policy ignores the loss", beside(units(), trained(), trained(runs=BAD)), 0, "time_ms OK",
-    policy={"metrics": {**POLICY.metrics, "loss": Rule("ignore")}})  # fmt: skip
+    policy={"metrics": {**POLICY.metrics, "loss": MetricRule("ignore")}})  # fmt: skip
 add("a negative control that fails", (trained(*BROKEN),) * 2, 0, "2 loss OK")
 add("a negative control that does not", (trained(*BROKEN), trained(*rows_of_runs("negative_control", GOOD))), 6, "2 loss INCONCLUSIVE",
     policy={"on_inconclusive": "fail"})  # fmt: skip

@@ -15,7 +15,7 @@ from diagnosed import found, look
 from report_fixtures import CPU, H200, Invented, absent, figure
 
 import fp8core
-from harness.advise.fp8_break_even import Rates
+from harness.advise.fp8_break_even import ReachedRates
 from harness.judge import diagnosis
 from harness.judge.verdict import Curve
 from harness.store.case import Case
@@ -246,7 +246,7 @@ def test_spikes_are_told_with_their_counts(tmp_path):
 @pytest.mark.parametrize(("cast_bytes", "size"), [(4, 663), (19, 3409), (68, 16672)])
 def test_break_even_sizes_of_the_published_table(cast_bytes, size):
     """Oracle: the table of the break-even formula for 780 and 1,300 TFLOP/s, 4.0 TB/s and 16,384 tokens."""
-    h200 = Rates(780e12, 1300e12, 4e12, "round numbers")
+    h200 = ReachedRates(780e12, 1300e12, 4e12, "round numbers")
     assert h200.break_even(16384, cast_bytes) == pytest.approx(size, abs=1)
     assert h200.break_even(300) == math.inf
 

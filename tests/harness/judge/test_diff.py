@@ -23,7 +23,7 @@ from harness.store.stats import unpaired
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.judge.diff import Changes, Timed
+    from harness.judge.diff import RunChanges, Timed
 
 CASE = Case.of("train", {"model": "gpt2", "batch": 8})
 OTHER = Case.of("train", {"model": "gpt2", "batch": 16})
@@ -43,11 +43,11 @@ def kernels(arm: str, part: str, ms: float) -> Measurement:
     return row(CASE, arm, [ms], "kernel_time_ms", part=part)
 
 
-def compared(tmp_path: Path, before: list[Measurement], after: list[Measurement]) -> Changes:
+def compared(tmp_path: Path, before: list[Measurement], after: list[Measurement]) -> RunChanges:
     return changes(frame(tmp_path / "a", before), frame(tmp_path / "b", after))
 
 
-def only(found: Changes, arm: str) -> Timed:
+def only(found: RunChanges, arm: str) -> Timed:
     (one,) = (t for t in found.times if t.arm == arm)
     return one
 

@@ -19,7 +19,7 @@ from harness.cli.config import load
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
 from harness.judge.fleet import Fleet
-from harness.judge.fleet.judge import Group
+from harness.judge.fleet.judge import CardGroup
 from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.suites import SUITES, checksum
@@ -299,7 +299,7 @@ def test_a_card_without_a_measurement_in_common_is_named(
     assert "times 5 of 6, by results 5; not by times: beefbeef@" in said
 
 
-def kinds(*groups: Group) -> set[tuple[str, str]]:
+def kinds(*groups: CardGroup) -> set[tuple[str, str]]:
     return {(o.suite, o.kind) for group in groups for o in group.outliers}
 
 

@@ -11,7 +11,7 @@ import pytest
 from report_fixtures import H200
 
 from harness import store
-from harness.judge.reproduced import Found, Ran, reproduction, reproductions
+from harness.judge.reproduced import Found, OwnFigure, reproduction, reproductions
 from harness.store.case import arm_of, parse
 from harness.store.compare import TIMES, pairs_of, rows_of, with_rates
 from harness.store.published import RATE, SPEEDUP, Published, of_peer, of_row
@@ -31,12 +31,12 @@ EXAMPLE |= {"source": "https://example.org/speed"}
 
 
 def found(value, shape=THEIRS, cut="", arm=NOCOMPILE, unit=SPEEDUP):
-    return reproduction(arm, of_peer(arm.peer), [Ran(value, unit, shape, cut)])
+    return reproduction(arm, of_peer(arm.peer), [OwnFigure(value, unit, shape, cut)])
 
 
 @pytest.mark.parametrize("part", [1.08, 0.859])
 def test_all_of_a_model_counts_before_a_part_of_it(part) -> None:
-    ran = [Ran(part, SPEEDUP, THEIRS, "4 of 32 layers"), Ran(1.08, SPEEDUP, THEIRS)]
+    ran = [OwnFigure(part, SPEEDUP, THEIRS, "4 of 32 layers"), OwnFigure(1.08, SPEEDUP, THEIRS)]
     for each in (ran, ran[::-1]):
         assert reproduction(NOCOMPILE, of_peer(NOCOMPILE.peer), each).found == Found.REPRODUCED
 
@@ -45,14 +45,14 @@ def test_all_of_a_model_counts_before_a_part_of_it(part) -> None:
     ("arm", "ran"),
     [
         (NOCOMPILE, []),
-        (NOCOMPILE, [Ran(1.08, SPEEDUP, THEIRS | {"model": "gpt2"})]),
+        (NOCOMPILE, [OwnFigure(1.08, SPEEDUP, THEIRS | {"model": "gpt2"})]),
         (
             parse("torchao_tensorwise_eager"),
-            [Ran(1.25, SPEEDUP, {"model": "llama3_8b", "tokens": 8192})],
+            [OwnFigure(1.25, SPEEDUP, {"model": "llama3_8b", "tokens": 8192})],
         ),  # theirs is compiled
         (
             parse("deepgemm_blockwise_eager"),
-            [Ran(1500.0, SPEEDUP, {"M": 4096, "K": 16384, "N": 7168})],
+            [OwnFigure(1500.0, SPEEDUP, {"M": 4096, "K": 16384, "N": 7168})],
         ),  # another unit
     ],
 )

@@ -65,6 +65,18 @@ def test_the_noise_is_the_sd_of_the_stored_gaps(tmp_path: Path) -> None:
     assert (arm, shown[:2]) == ("tensorwise", [str(n) for n in counts])
 
 
+@pytest.mark.parametrize(
+    ("arm", "is_tested"),
+    [
+        ("base", False), ("base_other", False), ("base_eps", True), ("negative_control", False), ("tensorwise_golden", True),
+        ("somebodys_recipe", True), ("bf16_other", False), ("base_of_mine", True),
+    ],
+)  # fmt: skip
+def test_seeds_are_asked_for_arms_with_a_margin(arm: str, is_tested: bool) -> None:
+    """By the record of an arm, so that one from outside counts whatever its name begins with."""
+    assert [name for _, name, _ in needed([], arm).arms] == [arm] * is_tested
+
+
 def needed(stored: list[Any], *arms: str) -> SeedsNeeded:
     return SeedsNeeded.of([(AXES, dict.fromkeys(arms, 5))], stored)
 

@@ -9,7 +9,7 @@ import pytest
 from curves_for_tests import case_of, control, rows_of_runs, shifted, whole_suite
 from report_fixtures import absent, frame, write_run
 
-from harness.cli.measure import _tell
+from harness.cli.measure import _print_findings
 from harness.judge.verdict import Curve, StoredVerdicts, judge
 from harness.judge.verdict.rows import setups
 
@@ -136,11 +136,11 @@ def test_rows_of_other_suites_and_of_layers_are_passed_over(tmp_path):
 def test_the_end_of_a_run_prints_verdicts_and_findings(tmp_path, capsys):
     rows = rows_of_runs("base", BASE) + rows_of_runs("rowwise", BASE, recipe="rowwise")
     folder = write_run(tmp_path, [rows])
-    _tell(folder)
+    _print_findings(folder)
     printed = capsys.readouterr().out
     assert "INCONCLUSIVE rowwise against base" in printed
     assert "finding  divergence rowwise did not run in FP8" in printed
-    _tell(folder, judged=False)
+    _print_findings(folder, judged=False)
     printed = capsys.readouterr().out
     assert "not judged: train.judge=false" in printed
     assert not any(outcome in printed for outcome in ("PASS", "INCONCLUSIVE", "FAIL "))

@@ -11,7 +11,7 @@ from harness.machine.communication import (
     ALL_REDUCE,
     REDUCE_SCATTER,
     ROUNDS,
-    Group,
+    GpuGroup,
     latency,
     seconds,
     small_all_reduce,
@@ -22,7 +22,7 @@ LINK, NET = 360e9, 40e9
 
 def test_nccl_s_formula_by_hand() -> None:
     """16 GPUs on 2 nodes: 14 steps of 3.4 us and one of 14 us after 8.4 us; an all-reduce goes round twice."""
-    two = Group(16, 2)
+    two = GpuGroup(16, 2)
     assert latency(ALL_GATHER, two) == pytest.approx(8.4e-6 + 14 * 3.4e-6 + 14e-6)
     assert latency(ALL_REDUCE, two) == pytest.approx(8.4e-6 + 2 * (14 * 3.4e-6 + 14e-6))
     moved = 1e9 * 15 / 16 / min(LINK, 8 * NET)
@@ -33,7 +33,7 @@ def test_nccl_s_formula_by_hand() -> None:
 
 
 def test_one_gpu_sends_nothing() -> None:
-    alone = Group(1, 1)
+    alone = GpuGroup(1, 1)
     assert (
         latency(ALL_REDUCE, alone)
         == seconds(ALL_GATHER, 1e9, alone, LINK, NET)
@@ -53,15 +53,15 @@ def test_more_is_never_faster(kind: str, size: int, payload: float, node: int, n
     assume(
         size % node == 0 or 2 * size <= node
     )  # of nodes that are not full, more GPUs may bring more network cards
-    group = Group.of(size, 1, node)
+    group = GpuGroup.of(size, 1, node)
     now = seconds(kind, payload, group, LINK, net)
     assert now > 0
     assert seconds(kind, 2 * payload, group, LINK, net) >= now
-    assert seconds(kind, payload, Group.of(2 * size, 1, node), LINK, net) >= now
+    assert seconds(kind, payload, GpuGroup.of(2 * size, 1, node), LINK, net) >= now
     assert seconds(kind, payload, group, LINK, 2 * net) <= now
 
 
 @pytest.mark.parametrize(("size", "nodes"), [(0, 1), (2, 0), (2, 3)])
 def test_groups_that_cannot_be(size: int, nodes: int) -> None:
     with pytest.raises(ValueError, match=f"{size} GPUs on {nodes} nodes; expected 1 to {size} nodes"):
-        Group(size, nodes)
+        GpuGroup(size, nodes)

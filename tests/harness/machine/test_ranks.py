@@ -248,7 +248,7 @@ def test_whoever_writes_into_the_store_has_measured_what_this_command_measures_a
     ):
         with pytest.raises(LookupError):
             called(*wrong)
-    torchrun.tell(store, 1, do="leave", number=0)
+    torchrun.send(store, 1, do="leave", number=0)
     assert json.loads(store["to/1/1"]) == {"do": "leave", "number": 0}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import fp8core
 from fp8core import RECIPES
-from fp8core.extensions import Extension, ExtensionError, Table
+from fp8core.extensions import Extension, ExtensionError, ExtensionTable
 from harness import peers
 from harness.peers import Peer, nanochat_style, scaled_mm
 from harness.store import case
@@ -21,7 +21,7 @@ GEMM, LINEAR = scaled_mm.PEER, nanochat_style.PEER
 def looked_up(monkeypatch: pytest.MonkeyPatch, made: object) -> Peer:
     of = Extension("peers", "acme", "acme-fp8", "1.2", "acme:PEER", lambda: made)
     monkeypatch.setattr(fp8core.extensions, "installed", lambda table: (of,))
-    table: Table[Any] = Table("peers", {}, peers._fault)
+    table: ExtensionTable[Any] = ExtensionTable("peers", {}, peers._fault)
     found: Peer = table["acme"]
     return found
 
@@ -60,7 +60,7 @@ def test_one_that_would_have_no_arm_is_refused(
     ids=["recipes", "peers"],
 )
 def test_no_recipe_is_called_like_a_peer_and_no_peer_like_a_recipe(
-    table: Table[Any], names: tuple[str, ...]
+    table: ExtensionTable[Any], names: tuple[str, ...]
 ) -> None:
     """Oracle: the words that the names of arms are made of."""
     for name in names:
@@ -75,5 +75,5 @@ def test_no_extension_sets_a_suite_of_ours_while_it_is_imported(monkeypatch: pyt
     with pytest.raises(
         ExtensionError, match="suite 'gemm' may not be changed while peer 'acme' of package acme-fp8"
     ):
-        Table("peers", {}, peers._fault)["acme"]
+        ExtensionTable("peers", {}, peers._fault)["acme"]
     assert SUITES["gemm"].__name__ == "harness.suites.gemm"

@@ -326,6 +326,21 @@ def test_a_study_of_breakage_is_never_sound(tmp_path):
         assert verdicts.is_sound(stored(tmp_path / f"{verdict}{len(rows)}", rows)).verdict == verdict
 
 
+@pytest.mark.parametrize("evidence", ["", "refutes", "none"])
+@pytest.mark.parametrize("mismatches", [0.0, 3.0])
+def test_a_suite_from_outside_says_what_its_rows_are_evidence_for(tmp_path, evidence, mismatches):
+    """Oracle: `resolved.evidence`, whatever the suite is called: what refutes proves nothing, what is recorded neither."""
+    case, times = checked("mine", "tensorwise_eager")
+    about = {"resolved": {"evidence": evidence} if evidence else {}}
+    rows = [*times, figure(case, "tensorwise_eager", "mismatches", mismatches, **about)]
+    found = stored(tmp_path, rows, sqnr("linear", 28.5, 28.0))
+    due = {"": ("yes", "no"), "refutes": ("partly", "no"), "none": ("yes", "yes")}[evidence]
+    assert verdicts.is_sound(found).verdict == due[mismatches > 0]
+    assert ("mine not judged" in verdicts.is_sound(found).sentence) == (
+        evidence == "refutes" and not mismatches
+    )
+
+
 # What was proved of a step before it was timed
 
 STEP = {

@@ -10,7 +10,7 @@ import pytest
 from gate_fixtures import run, time_row
 
 from harness import store
-from harness.gate.render import Answer, as_json
+from harness.gate.render import GateAnswer, as_json
 from harness.judge.diff import changes
 from harness.store import stats
 from harness.store.compare import paired_ratios
@@ -59,7 +59,7 @@ def test_report_diff_and_gate_see_the_same_effect_and_say_whose_policy_decides(
         [factor] * 3, rel=1e-9
     )
     assert str(finding.verdict) == verdict
-    told = json.loads(as_json(Answer.of(judgement)))["findings"][0]
+    told = json.loads(as_json(GateAnswer.of(judgement)))["findings"][0]
     assert told["direction"] == direction
     assert told["policy"].startswith("policy of the gate: changes up to ")
     assert changes(*frames).data()["policy"].startswith("policy of diff: ")

@@ -12,7 +12,7 @@ from train_cases import divergence_case
 from fp8core import GroupedMatmul
 from harness.store.case import ABLATIONS, KNOBS
 from harness.suites import divergence
-from harness.timing.workload import Trial
+from harness.timing.workload import TrialOutcome
 from harness.training.loop import TrainingJob
 from harness.training.setup import prepare
 
@@ -63,11 +63,11 @@ def test_arms_share_weights_and_batches_but_where_they_must_not(arm: str) -> Non
         assert float(relative.std()) == pytest.approx(1e-4, rel=0.02)
 
 
-def run(arm: str, folder: Path, **changes: Any) -> Trial:
+def run(arm: str, folder: Path, **changes: Any) -> TrialOutcome:
     return divergence.trial(divergence_case(**changes), arm, "cpu", folder, lambda done, total: None)
 
 
-def curve(trial: Trial, metric: str = "loss") -> tuple[float, ...]:
+def curve(trial: TrialOutcome, metric: str = "loss") -> tuple[float, ...]:
     (found,) = (s.samples for s in trial.series if s.metric == metric and not s.part)
     return found
 

@@ -273,7 +273,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, **figures: float) -> None:
     """Advises as if here were an H200, with some of its figures changed."""
     rates = rates_of(named("h200"))
     changed = {name: replace(rates.figures[name], value=value) for name, value in figures.items()}
-    made = training.Machine(replace(rates, figures={**rates.figures, **changed}), "9.0", "abc")
+    made = training.AdvisedMachine(replace(rates, figures={**rates.figures, **changed}), "9.0", "abc")
     monkeypatch.setattr(training, "machine_here", lambda device, run: made)
 
 
@@ -322,3 +322,11 @@ def test_where_nothing_pays_an_advised_arm_is_its_control(monkeypatch: pytest.Mo
     assert set(work.flops) == {"bf16"}
     if arm.endswith(train.FUSED):
         assert facts["norm_and_swiglu"] == "fp8core's fused kernels"
+
+
+def test_how_long_a_case_takes_at_the_least() -> None:
+    """Oracle: the FLOPs that its workload declares, times four steps of two arms; a batch that is to be found says nothing."""
+    arms = ("bf16_eager", "tensorwise_eager")
+    flops = sum(train.build(case(model="nano"), arms[0], "cpu").flops.values())
+    assert train.least_seconds(case(model="nano"), arms, 1e9) == pytest.approx(2 * 4 * flops / 1e9)
+    assert train.least_seconds(case(model="nano", batch="max"), arms, 1e9) == 0.0

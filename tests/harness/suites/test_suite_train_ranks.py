@@ -13,7 +13,7 @@ import pytest
 from model_on_ranks import SLEEP_S
 from train_cases import case, execute, row
 
-from harness.engine.arms import Limits
+from harness.engine.arms import TimeLimits
 from harness.store.compare import paired_ratios
 from harness.store.errors import Cause
 from harness.store.measurement import FIELD, ProofOutcome
@@ -23,7 +23,7 @@ from harness.training.batches import corpus_of, microbatches_of
 from harness.training.parallel import ranked
 from harness.training.setup import Setup, prepare
 from harness.training.steps import cause_of_fault
-from harness.training.timed import Arm, Source
+from harness.training.timed import Source, TrainingArm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,7 +162,7 @@ def test_a_fault_of_rank_1_is_named_and_the_other_arm_goes_on(
     how: str, cause: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK_1", how)
-    limits = Limits(silence_s=20.0 if how == "hangs" else 300.0)
+    limits = TimeLimits(silence_s=20.0 if how == "hangs" else 300.0)
     frame = execute(tmp_path, ARMS, limits=limits, model=USERS, batch=16, ranks=2)
     wrong = frame[(frame["arm"] == "tensorwise_eager") & (frame["status"] == "failed")].to_dict("records")
     assert len(wrong) == 1
@@ -211,7 +211,7 @@ def test_ranks_count_only_if_each_is_proved_and_all_ran_the_same(
     told = zip(gemms, (PROVED, second), strict=True)
     proofs = list(zip(faults, [{"fp8_gemms": n, FIELD: str(outcome)} for n, outcome in told], strict=True))
 
-    arm = Arm()
+    arm = TrainingArm()
     arm.resolved = {}
     fault, proof = arm._proved(proofs)
     assert fault == reason

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.config import load, question
-from harness.engine.plan import Plan, make_plan
+from harness.engine.plan import SweepPlan, make_plan
 from harness.suites import SUITES
 
 FOLDER = Path(__file__).parents[3] / "sweeps"
@@ -30,7 +30,7 @@ def _memory_of_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache  # a plan is never changed
-def plan(name: str, device: str, *overrides: str) -> Plan:
+def plan(name: str, device: str, *overrides: str) -> SweepPlan:
     return make_plan(load([f"sweep={name}", *overrides], lambda asked: device).config, SUITES)
 
 

@@ -8,7 +8,7 @@ import torch
 from tiny_lm import TinyLM, tokens
 
 from fp8core import RECIPES, PrecisionSchedule
-from harness.training.loop import Regime, Result, TrainingJob
+from harness.training.loop import TrainingJob, TrainingRegime, TrainingResult
 from harness.training.setup import Setup
 
 STEPS = 12
@@ -21,7 +21,7 @@ def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> Training
     setup = {"compute": "fp32", "accumulation": 2, "recipe": RECIPES[recipe] if recipe else None}
     given: dict[str, Any] = {
         "setup": Setup("tiny", 4, 8, **(setup | changes.pop("setup", {}))),
-        "regime": Regime(**(regime | changes.pop("regime", {}))),
+        "regime": TrainingRegime(**(regime | changes.pop("regime", {}))),
         "heldout": [tokens(10**6 + i) for i in range(2)],
         "schedule": PrecisionSchedule.parse(schedule),
         "identity": "a run",
@@ -33,7 +33,7 @@ def job(recipe: str = "delayed", schedule: str = "", **changes: Any) -> Training
     return TrainingJob(**given)
 
 
-def curves(result: Result, looked_at: bool = True) -> dict[tuple[str, str], list[tuple[int, float]]]:
+def curves(result: TrainingResult, looked_at: bool = True) -> dict[tuple[str, str], list[tuple[int, float]]]:
     """What must repeat: everything but the clock, and the training alone if asked."""
     points = {key: list(p) for key, p in result.curves.points.items() if key[0] != "elapsed_s"}
     return points if looked_at else {key: points[key] for key in (("loss", ""), ("grad_norm", ""))}

@@ -10,7 +10,7 @@ from torch import nn
 
 from fp8core import RECIPES
 from harness.training import batches
-from harness.training.loop import Regime, TrainingJob
+from harness.training.loop import TrainingJob, TrainingRegime
 from harness.training.setup import Setup
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def job(ranks: int = 2) -> TrainingJob:
     assert text is not None
     return TrainingJob(
         setup,
-        Regime(STEPS, 3e-3, 3e-4, 1, 2, checkpoint_s=0.0),
+        TrainingRegime(STEPS, 3e-3, 3e-4, 1, 2, checkpoint_s=0.0),
         lambda turn: batches.microbatches_of("llama_tiny", text, turn, 0, (1, 1, 32), "cpu"),
         text.heldout_batches(HELDOUT, 1, 32, "cpu"),
         identity="test",
@@ -47,4 +47,4 @@ def planted() -> TrainingJob:
     setup = replace(
         whole.setup, recipe=RECIPES["tensorwise"]
     )  # codes that are gathered would be missed by bf16
-    return replace(whole, setup=setup, regime=Regime(2, 3e-3, 3e-4, checkpoint_s=0.0), alter=bypass)
+    return replace(whole, setup=setup, regime=TrainingRegime(2, 3e-3, 3e-4, checkpoint_s=0.0), alter=bypass)

@@ -145,7 +145,7 @@ def test_saturation_shows_where_a_delayed_scale_is_too_large() -> None:
         ({"lr": 0.0}, "lr=0.0: expected a number above 0"),
         ({"lr": math.nan}, "lr=nan"),
         ({"min_lr": 1.0}, "min_lr=1.0: expected a number from 0 to lr=0.01"),
-        ({"warmup": STEPS}, "warmup=12: expected an integer from 0 to steps - 1 = 11"),
+        ({"warmup": STEPS}, "lr_warmup=12: expected an integer from 0 to steps - 1 = 11; give axes"),
     ],
 )
 def test_a_regime_that_is_none_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.store.case import Case
-    from harness.timing.workload import Trial
-    from harness.training.loop import Result
+    from harness.timing.workload import TrialOutcome
+    from harness.training.loop import TrainingResult
 
 
-def trained(folder: Path, make: Any, until: int) -> Result:
+def trained(folder: Path, make: Any, until: int) -> TrainingResult:
     """The run, as each rank makes it."""
 
     def stop(done: int, steps: int) -> None:
@@ -38,8 +38,8 @@ def trained(folder: Path, make: Any, until: int) -> Result:
     return loop.train(make(), "cpu", folder, stop)
 
 
-def run(folder: Path, make: Any = rank_jobs.job, until: int = rank_jobs.STEPS + 1) -> Result:
-    first: Result = on_ranks.run(trained, 2, folder, make, until)[0]
+def run(folder: Path, make: Any = rank_jobs.job, until: int = rank_jobs.STEPS + 1) -> TrainingResult:
+    first: TrainingResult = on_ranks.run(trained, 2, folder, make, until)[0]
     return first
 
 
@@ -79,7 +79,7 @@ ON_RANKS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def of_the_suite(case: Case, folder: Path) -> tuple[Trial, list[tuple[int, int]]]:
+def of_the_suite(case: Case, folder: Path) -> tuple[TrialOutcome, list[tuple[int, int]]]:
     seen: list[tuple[int, int]] = []
     return divergence.trial(case, "base", "cpu", folder, lambda *at: seen.append(at)), seen
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.training.ab.result import FP8, Round, TrialPlan, TrialResult
+from harness.training.ab.result import FP8, TrialPlan, TrialResult, TrialRound
 
 Vector = NDArray[np.float64]
 Noise = Callable[
@@ -31,7 +31,7 @@ def simulated(noise: Noise, speedup: float, seed: int, plan: TrialPlan | None = 
         if turn.purpose == "timed":
             step = 100.0 / (speedup if turn.arm == FP8 else 1.0)
             times.setdefault(turn.round, {}).setdefault(turn.arm, []).append(step * float(np.exp(log)))
-    rounds = tuple(Round(i, {arm: tuple(v) for arm, v in arms.items()}) for i, arms in times.items())
+    rounds = tuple(TrialRound(i, {arm: tuple(v) for arm, v in arms.items()}) for i, arms in times.items())
     return TrialResult(
         recipe="tensorwise", device="cuda", rounds=rounds, method="simulated", proved=True, proof="simulated"
     )

@@ -25,7 +25,7 @@ from harness.machine.gpu_monitor import GpuMonitor
 from harness.store.compare import paired_ratios
 from harness.store.printer import as_json
 from harness.training.ab import rows
-from harness.training.ab.result import AGAIN, ARMS, BASE, FP8, Round, TrialPlan, TrialResult
+from harness.training.ab.result import AGAIN, ARMS, BASE, FP8, TrialPlan, TrialResult, TrialRound
 
 
 def good(**changes: Any) -> TrialResult:
@@ -43,7 +43,7 @@ def with_rounds(change: Any) -> TrialResult:
 
 # Two copies of bf16 seem 7 % apart, and FP8 may be 8 % faster: neither a gain nor a tie
 WITHIN_A_WIDE_FLOOR = tuple(
-    Round(
+    TrialRound(
         i,
         {
             BASE: (100.0,),
@@ -145,7 +145,9 @@ def test_energy_that_is_not_measured_is_told(given: Any, step_ms: float, words: 
 
 def of_h200(**changes: Any) -> TrialResult:
     """Steps of 100 ms in bf16 and 60 ms in FP8, with some 49 TFLOP, of which FP8 takes all but 9.89."""
-    rounds = tuple(Round(i, {BASE: (100.0,), AGAIN: (100.0 + 0.01 * i,), FP8: (60.0,)}) for i in range(6))
+    rounds = tuple(
+        TrialRound(i, {BASE: (100.0,), AGAIN: (100.0 + 0.01 * i,), FP8: (60.0,)}) for i in range(6)
+    )
     flops = {BASE: {"bf16": 49.45e12}, FP8: {"bf16": 9.89e12, "e4m3": 29.58e12, "e5m2": 10.0e12}}
     found = TrialResult("tensorwise", "cuda", rounds, "cuda_events_adjoining", proved=True)
     given: dict[str, Any] = {"flops": flops, "gpu": ("NVIDIA H200", 139.8), "tokens": 4096.0}

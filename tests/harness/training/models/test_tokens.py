@@ -9,7 +9,7 @@ import pytest
 from fp8core import PrecisionSchedule
 from harness.advise.training import traced
 from harness.training import meta_estimate
-from harness.training.loop import Regime, facts_of
+from harness.training.loop import TrainingRegime, facts_of
 from harness.training.setup import Setup
 
 
@@ -31,4 +31,4 @@ def test_tokens_of_a_step_of_a_user_s_model_are_rows_of_its_layers(
     assert meta_estimate.tokens(made) == expected
     if expected:
         assert 3 * traced(model, 2, 0, None, None).tokens == expected
-    assert facts_of(made, Regime(1, 1e-3, 1e-4), PrecisionSchedule())["tokens_per_step"] == expected
+    assert facts_of(made, TrainingRegime(1, 1e-3, 1e-4), PrecisionSchedule())["tokens_per_step"] == expected
