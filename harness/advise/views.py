@@ -420,7 +420,7 @@ def times(ratio: Ratio) -> str:
 
 
 def _scaled(value: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size / 2:
             return f"{value / size:.3g} {unit}"
     return f"{value * 1e6:.3g} us" if value < 1e-3 else f"{value:.2f}"
