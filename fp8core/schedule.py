@@ -248,7 +248,8 @@ def _rule(text: str) -> Rule:
     head, at, target = text.partition("@")
     kind, colon, amount = head.partition(":")
     when, _, held_as = kind.partition("_")
-    check_known(f"schedule rule {text!r}:", when, KINDS)
+    if when not in KINDS or not held_as:
+        check_known(f"schedule rule {text!r}:", kind, tuple(f"{each}_{HIGH_PRECISION}" for each in KINDS))
     if held_as != HIGH_PRECISION:
         check_known(f"schedule rule {text!r}: recipe", held_as, (HIGH_PRECISION, *RECIPES))
         if recipe_named(held_as).scaling != "dynamic" or recipe_named(held_as).is_four_bit:

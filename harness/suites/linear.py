@@ -83,6 +83,7 @@ ARMS = extended_table(
             Arm(recipe, mode, casts): ArmInfo(doc.format(recipe), baseline=f"bf16_{mode}")
             for recipe in RECIPES
             for mode, casts, doc in _OURS
+            if not (casts and RECIPES[recipe].is_four_bit)  # no kernel casts to four bits
         },
         **{
             Arm(recipe, mode, peer=peer.arm): ArmInfo(
