@@ -105,6 +105,8 @@ def _run(
     said = [f"resumed although changed: {change}" for change in work.changed]
     if not config.quiet and config.run_id is None and config.resume is None:
         said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
+    if config.budget_s is not None and not config.quiet:
+        said.append(f"budget_s={config.budget_s:g}: no case starts after {duration(config.budget_s)}")
     if config.device == "cpu" and not config.quiet and _compares_speed(plan):
         said.append(NO_SPEED)
         if (least := _least_s(plan)) >= WORTH_SAYING_S:
