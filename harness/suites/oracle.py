@@ -353,13 +353,13 @@ class OracleCheck:
                 f"({first} x {second}, docs/numerics-gemm.md, section 4)"
             )
 
-    def four_bits(self, metric: str) -> None:
-        """Judges the noise of a GEMM of Gaussian operands alone: no reference here casts to e2m1, or knows its random numbers."""
+    def four_bits(self, what: str, metric: str) -> None:
+        """Judges the noise of a GEMM of Gaussian operands; all that there is where rounding was stochastic, whose numbers are not known."""
         least, most = FOUR_BITS_DB
         self.bounds[metric] = least
         if not least <= self.values[metric] <= most:
             self.reasons.append(
-                f"{metric} is {self.values[metric]:.2f} dB, {least:g} to {most:g} expected of four bits"
+                f"{what}: {metric} is {self.values[metric]:.2f} dB, {least:g} to {most:g} expected of four bits"
             )
 
     def verdict(self, resolved: dict[str, object]) -> Numerics:

@@ -185,10 +185,13 @@ def faults() -> Iterator[Fault]:
             yield which, "fused_both", "cast_both", second_layout_rolled, "differ from the reference cast"
     for name, recipe in RECIPES.items():
         named = ".*".join(gemm for gemm, casts in recipe.gemms.items() if casts.is_fp8)
-        for fault in IN_LAYERS:  # an E8M0 scale has no arithmetic to double it by
-            if not (recipe.output.granularity == "1x32" and fault == "scale doubled"):
+        which = case("recipes", LINEAR, M=64, K=64, N=96) if recipe.is_four_bit else case("recipes", LINEAR)
+        for fault in IN_LAYERS:  # a scale that is a code has no arithmetic to double it by
+            if not (recipe.output.granularity in ("1x32", "1x16") and fault == "scale doubled"):
                 where = "fp8core.plain_linear.scaled_mm"
-                yield case("recipes", LINEAR), f"{name}_eager", where, ANY_SCALING[fault], named
+                # of stochastic operands the numbers are not known: 2 % is within their noise
+                seen = "output" if recipe.is_stochastic and fault == "2 % too large" else named
+                yield which, f"{name}_eager", where, ANY_SCALING[fault], seen
         for suite in ("recipes", "linear") if recipe.scaling != "dynamic" else ():
             where = "harness.suites.linear.update_scales"
             yield case(suite, LINEAR), f"{name}_eager", where, forgotten_history, "expected"
