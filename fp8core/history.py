@@ -146,11 +146,11 @@ class PassCount(LayerMemory):
         """
         if torch.compiler.is_compiling():
             number = _next_pass(self.count) if gradients else self.count.clone()
-        elif _is_recomputed():
-            number = self.count - 1
         else:
-            number = self.count.clone()
-            self.count += gradients
+            again = _is_recomputed()
+            number = self.count - int(again)  # selective checkpointing wants the operators of the first run, no others
+            if not again:
+                self.count += gradients
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return Draws(number, seed, rank, self.layer)
 

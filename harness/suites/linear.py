@@ -187,8 +187,12 @@ def workload(
         "module": type(layer).__name__,
         "recipe": recipe.name if recipe else "bf16",
     }
-    if recipe is not None and not backend_named(recipe.backend).is_fp8:  # its times are those of high precision
-        resolved.setdefault("emulated", f"recipe {recipe.name} is multiplied in high precision on every device")
+    if (
+        recipe is not None and not backend_named(recipe.backend).is_fp8
+    ):  # its times are those of high precision
+        resolved.setdefault(
+            "emulated", f"recipe {recipe.name} is multiplied in high precision on every device"
+        )
 
     def judge(results: Tensors, given: Sequence[Tensor], seed: int) -> str:
         """Results of the timed calls against those of their own x and grad_output; the weight stays."""

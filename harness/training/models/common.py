@@ -34,7 +34,12 @@ INIT_STD = 0.02  # of every weight matrix; GPT-2's, also Llama's in its publishe
 LOSS_CHUNK = 1024  # tokens whose logits are held in float32 at once
 
 aten = torch.ops.aten
-FP8_PRODUCTS = (aten._scaled_mm, torch.ops.fp8core.matmul, torch.ops.fp8core.scaled_grouped_mm)
+FP8_PRODUCTS = (
+    aten._scaled_mm,
+    torch.ops.fp8core.matmul,
+    torch.ops.fp8core.scaled_grouped_mm,
+    torch.ops.fp8core.four_bit_mm,
+)
 
 
 class CausalAttention(nn.Module):

@@ -56,7 +56,7 @@ NAMES = ("nano", "llama_tiny", "llama_moe_tiny")
     ("name", "recipe", "mode"),
     [  # each pair of two of the three, plain models and tensorwise whole
         (name, recipe, mode)
-        for i, recipe in enumerate([None, "tensorwise", *sorted({*RECIPES} - {"tensorwise"})])
+        for i, recipe in enumerate([None, "tensorwise", *sorted({*RECIPES} - {"tensorwise", "mxfp4"})])
         for j, name in enumerate(NAMES)
         for k, mode in enumerate(CHECKPOINTING)
         if i < 2 or (i + j + k) % 3 == 0
@@ -65,7 +65,7 @@ NAMES = ("nano", "llama_tiny", "llama_moe_tiny")
 def test_recipes_and_checkpointing(name: str, recipe: str | None, mode: str) -> None:
     """Oracle: FlopCounterMode, which sees what is run again; and the dtypes of the operands that reach the matmul.
 
-    Recipes in blocks run emulated on a CPU, that is as float32 products of the same sizes."""
+    Recipes in blocks run emulated on a CPU, that is as float32 products of the same sizes. mxfp4 takes no sizes of 48."""
     model = build(name, checkpointing=mode)
     emulated = recipe in ("blockwise", "mxfp8")
     if recipe is not None:
