@@ -148,7 +148,9 @@ class PassCount(LayerMemory):
             number = _next_pass(self.count) if gradients else self.count.clone()
         else:
             again = _is_recomputed()
-            number = self.count - int(again)  # selective checkpointing wants the operators of the first run, no others
+            number = self.count - int(
+                again
+            )  # selective checkpointing wants the operators of the first run, no others
             if not again:
                 self.count += gradients
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
