@@ -97,6 +97,7 @@ class Advice:
         made_up: batches that nobody named, and what stands for them; "" where none are.
         warnings: what a reader must know before believing it.
         four_bits: what is known of four bits; None where it was not asked.
+        train_tokens: of the whole training; None: not known.
     """
 
     model: Model
@@ -116,6 +117,7 @@ class Advice:
     made_up: str = ""
     warnings: tuple[str, ...] = ()
     four_bits: FourBitEvidence | None = None
+    train_tokens: int | None = None
 
     @property
     def decision(self) -> str:

@@ -243,6 +243,7 @@ def answer(question: Question) -> Advice:
         made_up=made_up,
         warnings=(said,) if said else (),
         four_bits=four_bits.known(device.key, fours, active, q.train_tokens) if q.formats == "all" else None,
+        train_tokens=q.train_tokens,
     )
     asked = replace(
         plan,

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.advise.losses import FACTOR, Loss, of
+from harness.advise.losses import NEAR, Loss, distance, of
 from harness.store.tables import rows_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 FILE = Path(__file__).with_suffix(".csv")
 
@@ -24,12 +24,13 @@ class PublicComparison:
 
     Attributes:
         precision, against: of the two sides, as the ledger calls them.
-        model, parameters: that was trained.
-        gpus: how many of which, on both sides.
+        model, parameters, tokens: that was trained, and how long to the target; 0: not known.
         target: the loss at which runs end.
+        word, gap, arms: the verdict on losses at equal tokens, over all arms; "" where there are no curves.
+        samples: ratio of samples to the target over all arms, with its interval; above 1, `precision` needs more.
+        differs: how many settings differ beside the precision.
+        gpus: how many of which, on both sides, for `time`; "" where no machine has both.
         time: ratio of times to the target with its interval and arms: below 1, `precision` is there sooner.
-        samples: ratio of samples to the target, with its interval; above 1, `precision` needs more.
-        word, gap: the verdict on losses at equal tokens; "" where there are no curves.
         source: where the runs are.
     """
 
@@ -37,21 +38,26 @@ class PublicComparison:
     against: str
     model: str
     parameters: int
-    gpus: str
+    tokens: int
     target: str
-    time: str
-    samples: str
     word: str
     gap: str
+    arms: str
+    samples: str
+    differs: int
+    gpus: str
+    time: str
     source: str
 
-    def lines(self, parameters: int) -> tuple[str, str]:
-        """The comparison, its loss first; `parameters` of the model that was asked about say whether it is near."""
-        loss = f"{self.word} ({self.gap})" if self.word else "not judged"
-        far = "" if 1 / FACTOR <= self.parameters / max(parameters, 1) <= FACTOR else "; not near"
+    def lines(self, parameters: int, tokens: int | None) -> tuple[str, str]:
+        """The comparison, its loss first; the size that was asked about says whether it is near."""
+        far = "" if distance((self.parameters, self.tokens), (parameters, tokens)) <= NEAR else "; not near"
+        loss = " ".join(filter(None, (self.word or "not judged", self.gap)))
+        ratio, _, arms = self.time.partition(", ")
         return (
-            f"{self.precision} against {self.against}, {self.model}, {self.gpus}: loss at equal tokens {loss}{far}",
-            f"time to loss {self.target} {self.time}; samples {self.samples}: {self.source}",
+            f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {loss}, samples to "
+            f"{self.target} {self.samples}{far}",
+            f"{self.gpus}: in {ratio} of the time, {arms}; {self.differs} other settings differ: {self.source}",
         )
 
 
@@ -60,20 +66,28 @@ class FourBitEvidence:
     """All that is known.
 
     Attributes:
-        public: runs on the GPU that was asked about.
-        losses: of each recipe of four bits the comparison that says most of it.
+        public: comparisons timed on the GPU that was asked about.
+        elsewhere: how many others the ledger has.
+        losses: of each recipe of four bits the comparison that says most of it; None: it was judged at no size.
     """
 
     public: tuple[PublicComparison, ...]
-    losses: tuple[Loss, ...]
+    elsewhere: int
+    losses: Mapping[str, Loss | None]
+
+
+def comparisons() -> tuple[PublicComparison, ...]:
+    """Every line of the table."""
+    numbers = ("parameters", "tokens", "differs")
+    return tuple(
+        PublicComparison(**{**row, **{name: int(row[name]) for name in numbers}})  # type: ignore[arg-type]
+        for row in rows_beside(__file__, FILE.name)
+    )
 
 
 def known(gpu: str, recipes: Iterable[str], parameters: int, tokens: int | None) -> FourBitEvidence:
     """What is known for a GPU of the peak table, by its key; of some recipes at a size, as `harness.advise.losses.of`."""
-    public = tuple(
-        PublicComparison(**{**row, "parameters": int(row["parameters"])})  # type: ignore[arg-type]
-        for row in rows_beside(__file__, FILE.name)
-        if row["gpus"].split()[-1].lower() == gpu.lower()
-    )
-    found = (of(name, parameters, tokens) for name in recipes)
-    return FourBitEvidence(public, tuple(loss for loss in found if loss is not None))
+    every = comparisons()
+    here = tuple(each for each in every if each.gpus.lower().endswith(f" {gpu.lower()}"))
+    left = {each.source for each in every} - {each.source for each in here}
+    return FourBitEvidence(here, len(left), {name: of(name, parameters, tokens) for name in recipes})

@@ -15,6 +15,7 @@ from harness.store.tables import rows_beside
 FILE = Path(__file__).with_suffix(".csv")
 FAIL = "FAIL"
 FACTOR = 4.0  # between sizes of which one says something of the other
+NEAR = math.log(FACTOR) * (1 + 1e-9)
 # A precision as others call it -> the recipe of fp8core that casts so; a recipe's own name stands for itself
 PRECISIONS = {"FP8-current": "tensorwise", "FP8-delayed": "delayed", "MXFP8": "mxfp8"}
 
@@ -80,14 +81,18 @@ def of(
         among: comparisons; None: those of the table.
     """
 
-    def distance(one: Loss) -> float:
-        sizes = [(one.parameters, parameters), *([(one.tokens, tokens)] if tokens else [])]
-        return max(abs(math.log(there / here)) if here else math.inf for there, here in sizes)
+    def far(one: Loss) -> float:
+        return distance((one.parameters, one.tokens), (parameters, tokens))
 
-    limit = math.log(FACTOR) * (1 + 1e-9)
     found = [
-        replace(one, counts=distance(one) <= limit)
+        replace(one, counts=far(one) <= NEAR)
         for one in (known() if among is None else among)
         if one.recipe == recipe
     ]
-    return min(found, key=lambda one: (not one.fails, distance(one)), default=None)
+    return min(found, key=lambda one: (not one.fails, far(one)), default=None)
+
+
+def distance(found: tuple[int, int], asked: tuple[int, int | None]) -> float:
+    """How far two sizes are apart, (parameters, tokens) each: the larger |log| of their ratios; tokens None: in parameters."""
+    sizes = [pair for pair in zip(found, asked, strict=True) if pair[1] is not None]
+    return max(abs(math.log(there / here)) if there and here else math.inf for there, here in sizes)

@@ -87,7 +87,7 @@ def _parts(a: Advice) -> Iterator[tuple[str, str]]:
     yield "asked: ", asked
     yield "not measured: ", "; ".join(a.not_measured) or "nothing that the gain rests on"
     if has_fp8 and not chosen.unavailable:
-        yield "loss: ", f"{recipe} was judged at no size: sweep=divergence" if loss is None else _judged(loss)
+        yield "loss: ", _judged(recipe, loss)
     yield "batches: " if model.whole else "note: ", a.made_up
     if is_open:
         rates = f"measure the {a.device.key} by `python -m harness sweep=ceilings` and name it by runs=RUN, or the step by"
@@ -129,16 +129,22 @@ def _parts(a: Advice) -> Iterator[tuple[str, str]]:
         ways += "" if memory.whole else " for weights and optimizer alone"
         yield "way out: ", f"{ways}; ask again with it for the code" if memory.ways else _NO_WAY
     if a.four_bits is not None:
-        active = model.active or model.parameters
-        found = [line for each in a.four_bits.public for line in each.lines(active)]
-        found = found or [f"no public pair on {a.device.key}"]
-        yield "four bits: ", "no time is predicted: fp8core emulates nvfp4 and mxfp4"
-        yield from ((_INDENT, line) for line in (*map(_judged, a.four_bits.losses), *found))
+        yield "four bits: ", f"no time is predicted: fp8core emulates {' and '.join(a.four_bits.losses)}"
+        yield from ((_INDENT, _judged(name, loss)) for name, loss in a.four_bits.losses.items())
+        size = model.active or model.parameters, a.train_tokens
+        yield from ((_INDENT, line) for each in a.four_bits.public for line in each.lines(*size))
+        some_here = "more" if a.four_bits.public else "public"
+        yield (
+            _INDENT,
+            f"{plural(a.four_bits.elsewhere, f'{some_here} comparison')} not timed on a {a.device.key}: reports/published/ledger.md",
+        )
     yield from (("warning: ", warning) for warning in a.warnings)
 
 
-def _judged(loss: Loss) -> str:
+def _judged(recipe: str, loss: Loss | None) -> str:
     """A recipe's verdict with the size that it holds for."""
+    if loss is None:
+        return f"{recipe} was judged at no size: sweep=divergence"
     gap = f" ({loss.gap})" * (loss.word == losses.FAIL)
     size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
     return f"{loss.recipe} {loss.word}{gap} at {size}{'' if loss.counts else '; not near'}"

@@ -109,7 +109,7 @@ def _run(
         said.append(f"budget_s={config.budget_s:g}: no case starts after {duration(config.budget_s)}")
     if config.device == "cpu" and not config.quiet and _compares_speed(plan):
         said.append(NO_SPEED)
-        if (least := _least_s(plan)) >= WORTH_SAYING_S:
+        if config.budget_s is None and (least := _least_s(plan, work)) >= WORTH_SAYING_S:
             said.append(
                 f"it takes {duration(least)} or more, at the rate at which this CPU multiplies now; fewer arms= take less"
             )
@@ -251,17 +251,24 @@ def _measure(
         )
 
 
-def _least_s(plan: SweepPlan) -> float:
-    """What the cases of a plan take at the least, by a tenth of a second of float32 products of 512 x 768 x 3072 here and now."""
+def _least_s(plan: SweepPlan, work: _Work) -> float:
+    """What is left of a plan takes at the least, by a tenth of a second each of float32 and bfloat16 products here and now."""
     import torch
 
-    a, b = torch.ones(512, 768), torch.ones(768, 3072)
-    began, calls = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - began) < 0.1:
-        a @ b
-        calls += 1
-    rate = calls * 2 * 512 * 768 * 3072 / seconds
-    return sum(least_seconds(c.suite, c.case, c.runnable, rate) for c in plan.cases if c.runnable)
+    rate = 0.0
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.ones(512, 768, dtype=dtype), torch.ones(768, 3072, dtype=dtype)
+        began, calls = time.perf_counter(), 0
+        while (seconds := time.perf_counter() - began) < 0.1:
+            a @ b
+            calls += 1
+        rate = max(rate, calls * 2 * 512 * 768 * 3072 / seconds)
+    arms = {
+        c.case.case_id: [a for a in c.runnable if (c.case.case_id, a) not in work.done_arms]
+        for c in plan.cases
+    }
+    left = [c for c in plan.cases if c.case.case_id not in work.done and arms[c.case.case_id]]
+    return sum(least_seconds(c.suite, c.case, arms[c.case.case_id], rate) for c in left)
 
 
 def _compares_speed(plan: SweepPlan) -> bool:

@@ -93,7 +93,7 @@ def verdict_table(machine: Machine) -> Table:
         records.append(record | {"seeds": max((g.seeds for g in v.verdict.gates), default=0)})
     every = [
         *(Column(name) for name in (*varying, "arm")),
-        Column("what is in FP8", "what"),
+        Column("what is cast", "what"),
         Column("verdict"),
         *(Column(_HEADINGS[name], name, GATES[name]) for name in shown),
         number("seeds", show=str),

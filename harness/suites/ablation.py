@@ -7,7 +7,7 @@
                                                  scales of 16 neighbours where the weight has those of squares
 
 All are emulated, since no kernel multiplies FP8 by high precision; what they are held against is the recipe's own
-emulation (`RECIPE_golden`).
+emulation (`RECIPE_golden`; of four bits the recipe itself).
 """
 
 from __future__ import annotations

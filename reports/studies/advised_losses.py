@@ -25,6 +25,7 @@ OWN = (
 )
 # Parameters, all of which are trained, of the benchmarks whose reference is known to run in bf16
 PARAMETERS = {"llama31_8b": 8_030_261_248, "llama31_405b": 405_853_388_800}
+ADAPTED = {"llama2_70b_lora": 68_976_648_192}  # of which adapters alone are trained
 
 
 def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -72,30 +73,37 @@ def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def four_bits(ledger: Iterable[Mapping[str, str]], names: Mapping[str, str]) -> list[dict[str, str]]:
-    """The lines of harness/advise/four_bits.csv: four bits against FP8 on machines that both sides used.
+    """The lines of harness/advise/four_bits.csv: four bits against FP8, a line a machine that both sides used, or one without.
 
     Args:
         ledger: the lines of reports/published/ledger.csv.
         names: of models, by the benchmark.
     """
+    arms = mlperf.arms()
     return [
         {
             "precision": row["candidate"],
             "against": row["base"],
             "model": names[row["benchmark"]],
-            "parameters": str(PARAMETERS[row["benchmark"]]),
-            "gpus": gpus,
+            "parameters": str({**PARAMETERS, **ADAPTED}[row["benchmark"]]),
+            "tokens": str(
+                round(
+                    np.mean([arms[name].samples.mean() for name in row["candidate_arms"].split()])
+                    * int(row["seq"] or 0)
+                )
+            ),
             "target": row["target"],
-            "time": time,
-            "samples": f"{float(row['samples_ratio']):.3f} ({float(row['samples_low_arms'] or row['samples_low_runs']):.3f} to "
-            f"{float(row['samples_high_arms'] or row['samples_high_runs']):.3f})",
             "word": row["word"],
             "gap": percent(float(row["gap"])) if row["gap"] else "",
+            "arms": row["scope"],
+            "samples": f"{float(row['samples_ratio']):.3f} ({float(row['samples_low_arms'] or row['samples_low_runs']):.3f} to "
+            f"{float(row['samples_high_arms'] or row['samples_high_runs']):.3f})",
+            "differs": str(len(row["differs"].split("; ")) if row["differs"] else 0),
+            "gpus": gpus,
+            "time": time,
             "source": f"reports/published/ledger.csv, {row['number']}",
         }
         for row in ledger
-        if row["candidate"].startswith(("NVFP4", "MXFP4"))
-        and row["base"].startswith("FP8")
-        and row["benchmark"] in PARAMETERS
-        for gpus, _, time in (part.partition(": ") for part in row["time"].split("; ") if part)
+        if row["candidate"].startswith(("NVFP4", "MXFP4")) and row["base"].startswith("FP8")
+        for gpus, _, time in (part.partition(": ") for part in (row["time"] or "").split("; "))
     ]

@@ -70,15 +70,12 @@ def table() -> str:
 
 
 def public() -> str:
-    """Four bits against FP8 at 8B, as the ledger has it."""
-    found = {
-        (p.precision, p.against, p.model): p
-        for gpu in ("B200", "B300")
-        for p in four_bits.known(gpu, (), 1, None).public
-    }
+    """Four bits against FP8, as the ledger has it, a line a comparison."""
+    found = {p.source: p for p in four_bits.comparisons()}
     return "\n".join(
-        f"{p.precision} against {p.against}, {p.model}: {p.word} ({p.gap}) at equal tokens, {p.samples} times the samples to a loss of {p.target}."
-        for p in found.values()
+        f"- {p.precision} against {p.against}, {p.model}, {p.arms}: loss at equal tokens {' '.join(filter(None, (p.word or 'not judged', p.gap)))}; "
+        f"{p.samples} times the samples to a loss of {p.target}; {p.differs} other settings differ ({source.rpartition('/')[2]})."
+        for source, p in found.items()
     )
 
 

@@ -71,7 +71,7 @@ class StoredSetup:
     failed: dict[str, dict[int, str]]  # arm -> seed -> reason
     resolved: dict[str, dict[str, Any]]  # arm -> what its runs say of themselves
 
-    def runs_of(self, arm: Arm) -> dict[int, Run] | None:
+    def runs_of(self, arm: Arm | str) -> dict[int, Run] | None:
         """Runs of an arm by seed; None where it was not run."""
         name = str(arm)
         return self.arms[name] if self.records.get(name) == arm else None
@@ -449,7 +449,7 @@ def _doubted(verdicts: list[ArmVerdict]) -> list[ArmVerdict]:
 
 def _missing(setup: StoredSetup) -> Iterator[str]:
     """Control arms that were not run, with what is therefore not shown."""
-    wanted = {
+    wanted: dict[Arm | str, str] = {
         Arm(CONTROL, variant=EPS): "the numeric noise floor of the control is not known",
         Arm(CONTROL, variant=OTHER): "the spread between seeds was not tested",
         Arm(variant=NEGATIVE): "that a broken arm would fail here was not shown",
@@ -457,7 +457,9 @@ def _missing(setup: StoredSetup) -> Iterator[str]:
     for name, arm in setup.records.items():
         if arm.recipe != CONTROL and not arm.variant:
             recipe = arm.recipe or name
-            if not setup.fact(name, "emulated"):
+            if setup.fact(name, "emulated"):
+                wanted["an emulation by other code"] = f"an error of {recipe}'s arithmetic is not seen"
+            else:
                 wanted[Arm(recipe, variant=GOLDEN)] = (
                     f"an error of {recipe}'s gradients' scale below 2 % is not seen"
                 )

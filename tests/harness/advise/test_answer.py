@@ -146,30 +146,35 @@ def test_a_pipeline_is_bounded_by_its_weights_alone(advice: dict[str, Advice]) -
 
 
 def test_four_bits_are_quoted_with_their_loss_and_never_predicted() -> None:
-    """Oracle: the ledger's row 1, 8B on 8 B200: sooner, and a worse loss at the same tokens; no pair ran on an H100."""
+    """Oracle: the ledger. Row 1, 8B: 11 arms against 3, a worse loss at equal tokens, sooner on 8 B200; no pair ran on an H100."""
     asked = answer(parse(["model=llama3_8b", "gpu=b200", "gpus=8", "formats=all"]))
     assert asked.four_bits is not None
-    assert [each.gpus for each in asked.four_bits.public] == ["8 B200"]
-    (found,) = asked.four_bits.public
-    assert (found.precision, found.against, found.word, found.gap) == (
+    first, lora = asked.four_bits.public
+    assert (first.precision, first.against, first.word, first.gap) == (
         "NVFP4",
         "FP8-current",
         "FAIL",
         "+0.812 %",
     )
-    assert found.time.startswith("0.918 (0.886 to 0.952)")
-    loss, time = found.lines(8_030_261_248)
+    assert (first.arms, first.gpus, lora.gpus) == ("11 arms against 3", "8 B200", "8 B200")
+    assert first.time.startswith("0.918 (0.886 to 0.952)")
+    loss, time = first.lines(8_030_261_248, None)
     assert "FAIL" in loss
+    assert "B200" not in loss  # of all arms, on several machines
     assert "not near" not in loss
     assert "0.918" in time
-    assert "not near" in found.lines(1_000_000)[0]
+    assert "not near" in first.lines(1_000_000, None)[0]
+    assert "not near" in first.lines(8_030_261_248, 15 * 10**12)[0]
+    assert asked.four_bits.elsewhere == 2
+    assert asked.four_bits.losses["mxfp4"] is None
     assert not {option.recipe.name for option in asked.options} & {"nvfp4", "mxfp4"}
     lines = AdviceView(asked).lines()
-    assert any("FAIL (+0.812 %)" in line for line in lines)
+    assert any("FAIL +0.812 %" in line for line in lines)
+    assert any("mxfp4 was judged at no size" in line for line in lines)
     assert max(map(len, lines)) <= MOST
     assert AdviceView(asked).data()["four_bits"]["public"][0]["gpus"] == "8 B200"
-    elsewhere = answer(parse(["model=llama3_8b", "gpu=h100", "formats=all"]))
-    assert elsewhere.four_bits
-    assert elsewhere.four_bits.public == ()
-    assert any("no public pair on H100" in line for line in AdviceView(elsewhere).lines())
+    elsewhere = answer(parse(["model=llama3_8b", "gpu=h100", "formats=all"])).four_bits
+    assert elsewhere is not None
+    assert elsewhere.public == ()
+    assert elsewhere.elsewhere == 4
     assert answer(parse(["model=llama3_8b", "gpu=b200"])).four_bits is None
