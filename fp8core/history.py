@@ -15,7 +15,7 @@ evaluation, leaves no trace.
 
 Stochastic rounding takes its random numbers by address, see `fp8core.philox`: the recipe's seed, the rank, the layer's name, the
 number of its forward pass, and the operand. Each pass with gradients takes the next number, and its backward pass goes by it;
-a recomputation takes none, and a pass without gradients leaves no trace. So a run repeats bit for bit.
+a recomputation in eager mode takes none, and a pass without gradients leaves no trace. So a run repeats bit for bit.
 
 Amaxes and counts belong to a training run, not to a model: `state_dict()` of a model holds none, so that it loads strictly into
 the plain model and back. `amax_state_dict` and `load_amax_state_dict` save and load them.
@@ -144,6 +144,14 @@ class PassCount(LayerMemory):
             seed: of the recipe.
             gradients: they are enabled, so that the pass counts.
         """
+        if self.lacking and gradients and not torch.compiler.is_compiling():
+            warnings.warn(
+                "a state dict was loaded without the count of this layer's passes: its random numbers go on as if nothing was "
+                "loaded. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of fp8core.callbacks",
+                AmaxesMissingWarning,
+                stacklevel=2,
+            )
+            self.lacking = False
         if torch.compiler.is_compiling():
             number = _next_pass(self.count) if gradients else self.count.clone()
         else:

@@ -262,6 +262,10 @@ class Recipe:
             "kernels='always': no kernel casts to e2m1; take 'auto'": self.kernels == "always",
             f"{self.scaling} scaling: a layer remembers one thing alone; make all casts dynamic": self.scaling
             != "dynamic",
+            "stochastic rounding of input or weight: a recomputed forward pass would draw other numbers; round grad_output alone": any(
+                cast is not None and cast.rounding == "stochastic"
+                for cast in (self.output.a, self.output.b, self.grad_input.b, self.grad_weight.b)
+            ),
         }
         for why, is_so in refused.items():
             if is_so:

@@ -5,7 +5,7 @@
         schedule.apply(model, step, total_steps)
         ... one training step ...
 
-A schedule is rules joined by commas, each of which holds some GEMMs of some layers in high precision for a time:
+A schedule is rules joined by commas, each of which holds some GEMMs of some layers in high precision, or in a recipe, for a time:
 
     warmup_bf16:1000             the first 1000 steps          (a whole number counts steps, from 0)
     cooldown_bf16:0.1            the last tenth of the run     (a number with a point is a share of it)
@@ -17,7 +17,7 @@ A schedule is rules joined by commas, each of which holds some GEMMs of some lay
     cooldown_tensorwise:0.1      a recipe's name in the place of "bf16": its casts, multiplied as the layer multiplies
 
 "bf16" stands for the high precision that the run uses: float32 where nothing casts to bfloat16. A layer with all three
-GEMMs held back is nn.Linear bit for bit, so a run that starts with a warm-up equals the unconverted one until the
+GEMMs held in bf16 is nn.Linear bit for bit, so a run that starts with a warm-up equals the unconverted one until the
 switch, and one that ends with a cool-down equals the FP8 one until then. Parameters and optimizer don't notice.
 
 What is exchanged is the layer's `recipe`, always between the same few objects: compiled code is guarded by the object,
@@ -132,7 +132,7 @@ class PrecisionSchedule:
             length = rule.length(total_steps)
             if length >= total_steps and rule.pattern == "*" and rule.gemms == GEMMS:
                 raise ValueError(
-                    f"{rule} holds for all of the run's {total_steps} steps, so FP8 never runs; take fewer, or keep_bf16"
+                    f"{rule} holds for all of the run's {total_steps} steps, so the layers' own recipe never runs; take fewer, or keep_{rule.held_as}"
                 )
             if 0 < length < total_steps:
                 found.add(length if rule.kind.startswith("warmup") else total_steps - length)
@@ -252,7 +252,9 @@ def _rule(text: str) -> Rule:
         check_known(f"schedule rule {text!r}:", kind, tuple(f"{each}_{HIGH_PRECISION}" for each in KINDS))
     if held_as != HIGH_PRECISION:
         check_known(f"schedule rule {text!r}: recipe", held_as, (HIGH_PRECISION, *RECIPES))
-        if recipe_named(held_as).scaling != "dynamic" or recipe_named(held_as).is_four_bit:
+        held = recipe_named(held_as)
+        blocks = {cast.granularity for cast in held.casts} - {"tensorwise", "rowwise"}
+        if held.scaling != "dynamic" or blocks:
             raise ValueError(
                 f"schedule rule {text!r}: {held_as} has its own memory or backend, which layers get where they are converted to it; "
                 "take tensorwise or rowwise, or convert to it and schedule the others"

@@ -99,7 +99,10 @@ def gemms_of(recipe: Recipe | None, weight: torch.Tensor) -> tuple[int, int]:
     """GEMMs of a forward and backward pass, if the input needs a gradient, and how many of them reach FP8 matrix units."""
     names = GEMMS[: 2 + weight.requires_grad]
     runs = recipe is not None and backend_named(recipe.backend).is_fp8
-    return len(names), sum(recipe.gemms[name].is_fp8 for name in names) if recipe is not None and runs else 0
+    if recipe is None or not runs:
+        return len(names), 0
+    gemms = [recipe.gemms[name] for name in names]
+    return len(names), sum(gemm.is_fp8 and not gemm.is_four_bit for gemm in gemms)
 
 
 def _route(recipe: Recipe, weight: torch.Tensor) -> str:

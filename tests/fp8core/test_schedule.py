@@ -164,7 +164,7 @@ def test_what_does_not_fit_the_run_is_refused() -> None:
     for text, at, of, error, message in (
         ("warmup_bf16:2", -1, None, ValueError, "step=-1"),
         ("warmup_bf16:2", 1, 0, TypeError, "expected Module"),
-        ("warmup_bf16:10", 0, None, ValueError, "FP8 never runs"),
+        ("warmup_bf16:10", 0, None, ValueError, "own recipe never runs"),
         ("cooldown_bf16:11", 0, None, ValueError, "10 steps"),
         ("keep_bf16@layers.*", 0, None, ValueError, "q, k, out"),
     ):

@@ -101,7 +101,8 @@ class Call:
         """FP8 GEMMs that one of `GEMMS` takes."""
         if self.offsets is not None:
             return int(self.module.fp8_calls(name, self.offsets))
-        return int(self.backend.is_fp8 and self.recipe.gemms[name].is_fp8)
+        gemm = self.recipe.gemms[name]
+        return int(self.backend.is_fp8 and gemm.is_fp8 and not gemm.is_four_bit)
 
     def open(self, given: Any) -> None:
         """Looks at input and weight."""

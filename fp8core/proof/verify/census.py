@@ -142,7 +142,8 @@ def _rows(layer: LayerProof, products: list[Matmul]) -> Iterator[CensusRow]:
         """Dtypes of products whose codes, if any, no GEMM of a converted layer received."""
         dtypes = {p.dtype for p in products if (p.phase == "forward") is forward}
         dtypes -= {*FP8_DTYPES, FOUR_BITS} if layer.gemms else set()
-        return sorted(f"float8_{dtype}" if dtype in FP8_DTYPES else dtype for dtype in dtypes)
+        spelled = {FOUR_BITS: "float4_e2m1fn_x2", **{dtype: f"float8_{dtype}" for dtype in FP8_DTYPES}}
+        return sorted(spelled.get(dtype, dtype) for dtype in dtypes)
 
     high = {forward: named(forward) for forward in (True, False)}
     none = NOT_KNOWN if layer.of_experts else DID_NOT_RUN
