@@ -147,7 +147,8 @@ class PassCount(LayerMemory):
         if self.lacking and gradients and not torch.compiler.is_compiling():
             warnings.warn(
                 "a state dict was loaded without the count of this layer's passes: its random numbers go on as if nothing was "
-                "loaded. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of fp8core.callbacks",
+                "loaded. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of fp8core.callbacks; for initial "
+                "weights reset() of the layer's `passes` says that none is meant",
                 AmaxesMissingWarning,
                 stacklevel=2,
             )

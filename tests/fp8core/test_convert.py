@@ -63,6 +63,8 @@ def test_a_model_on_the_meta_device_is_converted(name: str) -> None:
     for layer, other in zip(model, on_device, strict=True):
         assert isinstance(layer, Float8Linear)
         layer.recipe = other.recipe  # emulated where the CPU multiplies no such operands
+        if layer.passes is not None:
+            layer.passes.reset()  # they are initial weights, and no run goes on
     x = torch.randn(16, 32)
     assert torch.equal(model(x), on_device(x))
 
