@@ -37,10 +37,7 @@ _name_the_cpu()  # Inductor reads it when it is imported
 
 import torch  # noqa: E402
 
-SLOW_IMPORTS = (
-    "harness.suites.parallel", "harness.suites.train", "harness.suites.divergence", "pytest", "scipy.special", "rich.table",
-    "torch._inductor.compile_fx",
-)  # fmt: skip
+SLOW_IMPORTS = ("harness.suites.parallel", "harness.suites.train", "harness.suites.divergence", "pytest")
 
 
 def pytest_xdist_auto_num_workers() -> int:
