@@ -77,6 +77,9 @@ def _become(words: list[str], cwd: str, env: dict[str, str], out: Path, err: Pat
     kind, *rest = words
     code = rest.pop(0) if kind in ("-m", "-c") else kind
     installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix, "__editable__"))]
+    installed = [
+        path for path in installed if not path.endswith("_vendor")
+    ]  # setuptools adds it, once imported
     first = {"-m": cwd, "-c": ""}.get(kind, str(Path(kind).parent.absolute()))
     sys.path[:] = [first, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *installed]
     sys.argv[:] = ["-c" if kind == "-c" else code, *rest]
