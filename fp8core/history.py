@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.library import custom_op
+from torch import library, nn
 
 from fp8core import philox
 
@@ -146,9 +145,9 @@ class PassCount(LayerMemory):
         """
         if self.lacking and gradients and not torch.compiler.is_compiling():
             warnings.warn(
-                "a state dict was loaded without the count of this layer's passes: its random numbers go on as if nothing was "
-                "loaded. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of fp8core.callbacks; for initial "
-                "weights reset() of the layer's `passes` says that none is meant",
+                "a state dict was loaded without the count of this layer's passes: its random numbers go on as if nothing "
+                "was loaded. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of "
+                "fp8core.callbacks; for initial weights reset() of the layer's `passes` says that none is meant",
                 AmaxesMissingWarning,
                 stacklevel=2,
             )
@@ -156,11 +155,8 @@ class PassCount(LayerMemory):
         if torch.compiler.is_compiling():
             number = _next_pass(self.count) if gradients else self.count.clone()
         else:
-            again = _is_recomputed()
-            number = self.count - int(
-                again
-            )  # selective checkpointing wants the operators of the first run, no others
-            if not again:
+            number = self.count.clone()
+            if not _is_recomputed():  # a gradient goes by the number of the first run
                 self.count += gradients
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         return Draws(number, seed, rank, self.layer)
@@ -196,7 +192,7 @@ def _is_recomputed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
 
-@custom_op("fp8core::next_pass", mutates_args=("count",))
+@library.custom_op("fp8core::next_pass", mutates_args=("count",))
 def _next_pass(count: torch.Tensor) -> torch.Tensor:
     """The number of a pass, in one operator with the step to the next: AOTAutograd moves a copy of a graph's argument into the
     backward pass that reads it, when the count has moved on already (torch 2.13)."""
@@ -399,8 +395,8 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     if lacking:
         warnings.warn(
             f"a state dict was loaded without the amaxes of {len(lacking)} layers, the first is {next(iter(lacking))!r}: their "
-            "scales start anew, as dynamic ones, and counts of passes at 0. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of "
-            "fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none are "
+            "scales start anew, as dynamic ones, and counts of passes at 0. A resumed run needs "
+            "load_amax_state_dict(model, state) after it, or a callback of fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none are "
             "meant",
             AmaxesMissingWarning,
             stacklevel=2,

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import library
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.library import custom_op
 
 from fp8core import four_bits
 from fp8core.formats import E8M0FNU
@@ -64,7 +64,7 @@ def matmul(
     return total.to(out_dtype)
 
 
-@custom_op("fp8core::four_bit_mm", mutates_args=())
+@library.custom_op("fp8core::four_bit_mm", mutates_args=())
 def _four_bit_mm(
     a: torch.Tensor,
     b_t: torch.Tensor,
