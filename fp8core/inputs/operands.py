@@ -221,6 +221,10 @@ def _wrapped(x: torch.Tensor, cast: Cast | None, lines: Lines, turned: bool) -> 
     """Codes of x as the cast made them, or x where there is none; a compiler traces the constructor alone."""
     if cast is None:
         return x
+    if cast.is_four_bit:
+        raise ValueError(
+            f"{cast}: a Float8Tensor holds one code a byte and one level of scales; fp8core.four_bits.quantize_lines casts to e2m1"
+        )
     assert isinstance(lines, Operand)
     codes, scale_inv, _ = transposed(lines) if turned else lines
     make = Float8Tensor if torch.compiler.is_compiling() else Float8Tensor.of_cast

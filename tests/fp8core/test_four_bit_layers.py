@@ -47,6 +47,7 @@ from fp8core.formats import E2M1FN, E4M3FN
 from fp8core.four_bits import SIGNS, dequantize, quantize_lines
 from fp8core.gemm.layout import Operand
 from fp8core.history import AmaxesMissingWarning
+from fp8core.inputs.operands import cast_one
 from fp8core.philox import uniform
 from fp8core.plain_linear import cast_lines
 from fp8core.proof.formulas import register_with_torch
@@ -126,7 +127,7 @@ def test_a_layer_is_the_equations(knob: str, dtype: torch.dtype, monkeypatch: py
     recipe = KNOBS[knob].with_seed(5)
     linear, x, grad = problem()
     linear, x, grad = linear.to(dtype), x.to(dtype), grad.to(dtype)
-    linear.bias = None  # type: ignore[assignment]
+    linear.bias = None
     layer = convert_to_float8_training(nn.Sequential(linear), config=recipe)[0]
     received: list[tuple[Any, Any]] = []
     product = plain_linear.product
@@ -281,7 +282,7 @@ def test_scaled_linear_repeats_by_torchs_generator() -> None:
     linear, x, grad = problem()
     for recipe in (MX, NV):
         module = Float8Linear.from_float(linear, recipe)
-        module.bias = None  # type: ignore[assignment]
+        module.bias = None
 
         def function(recipe: Recipe = recipe) -> list[torch.Tensor]:
             leaf, weight = x.clone().requires_grad_(), linear.weight.detach().requires_grad_()
@@ -310,7 +311,7 @@ def test_shared_inputs_and_kept_weights_change_nothing() -> None:
     with microbatches(layer):
         output = layer(cast_input(leaf, layer))
         output.backward(grad)
-    assert all(same(expected, [output.detach(), leaf.grad, linear.weight.grad]))  # type: ignore[list-item]
+    assert all(same(expected, [output.detach(), leaf.grad, linear.weight.grad]))
 
 
 def test_a_group_with_inf_or_nan_is_nan_and_no_token_is_none() -> None:
@@ -352,7 +353,7 @@ BAD_CASTS = {
     "1x128": (lambda: Cast(E2M1FN, "1x128"), "not 1x128.*'1x32'"),
     "powers of two": (lambda: Cast(E2M1FN, "1x16", power_of_two=True), "by powers of two.*'1x32'"),
     "delayed": (lambda: Cast(E2M1FN, "1x16", scaling="delayed"), "granularity='tensorwise'"),
-    "a rounding": (lambda: Cast(E2M1FN, "1x16", rounding="up"), "rounding.*nearest.*stochastic"),  # type: ignore[arg-type]
+    "a rounding": (lambda: Cast(E2M1FN, "1x16", rounding="up"), "rounding.*nearest.*stochastic"),
     "signs": (lambda: Cast(E2M1FN, "1x16", hadamard=(1, -1)), "16 signs.*SIGNS"),
     "e4m3 by 16": (lambda: Cast(E4M3FN, "1x16"), "those of e2m1.*'1x128'"),
     "e4m3, stochastic": (lambda: Cast(E4M3FN, rounding="stochastic"), "of e2m1, not e4m3"),
@@ -608,3 +609,9 @@ def test_a_function_in_four_bits_is_no_high_precision() -> None:
 def test_a_schedule_goes_on_in_no_recipe_that_the_layers_backend_may_lack(held: str) -> None:
     with pytest.raises(ValueError, match="take tensorwise or rowwise"):
         PrecisionSchedule.parse(f"cooldown_{held}:0.5")
+
+
+def test_a_float8_tensor_of_four_bits_is_refused() -> None:
+    """It would hold packed codes and one of their two levels of scales."""
+    with pytest.raises(ValueError, match=r"four_bits\.quantize_lines"):
+        cast_one(torch.randn(32, 32), LINE, 1)
