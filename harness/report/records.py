@@ -42,11 +42,11 @@ NUMERICS = (
 )
 # Of `resolved.evidence`: cases that break recipes on purpose can refute, and prove nothing; what is recorded is not judged
 REFUTES, RECORDED = "refutes", "none"
-_STATED_SINCE = {
+_STATED_SINCE = {  # what rows of before do not state
     ("outliers", ""): REFUTES,
     ("codes", ""): REFUTES,
     ("codes", "plain"): RECORDED,
-}  # rows of before did not
+}
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
@@ -334,13 +334,16 @@ def _worst(rows: pd.DataFrame, is_fp8: bool, bare: set[FigureKey]) -> Worst:
         most.get("mismatches", 0.0),
         codes,
         len({*rows[FIGURE[:3]].itertuples(index=False, name=None)} & bare),
-        _evidence(first),
+        _evidence(rows),
     )
 
 
-def _evidence(row: Row) -> str:
-    older = _STATED_SINCE.get((row["suite"], row["arm"]), _STATED_SINCE.get((row["suite"], ""), ""))
-    return str(resolved_of(row).get("evidence", older))
+def _evidence(rows: pd.DataFrame) -> str:
+    """What the rows of an arm in a suite are evidence for, all of them: one that refutes makes the others prove nothing."""
+    (first,) = rows_of(rows.iloc[:1])
+    older = _STATED_SINCE.get((first["suite"], first["arm"]), _STATED_SINCE.get((first["suite"], ""), ""))
+    found = {str(parse(told).get("evidence", older)) for told in rows["resolved"].unique()}
+    return REFUTES if REFUTES in found else RECORDED if found == {RECORDED} else ""
 
 
 def _bound(resolved: str, metric: str) -> float:

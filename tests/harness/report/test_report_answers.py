@@ -341,6 +341,19 @@ def test_a_suite_from_outside_says_what_its_rows_are_evidence_for(tmp_path, evid
     )
 
 
+@pytest.mark.parametrize("first", ["refutes", ""])
+def test_one_row_that_refutes_makes_the_others_of_its_arm_prove_nothing(tmp_path, first):
+    """Whichever of them was stored first."""
+    case, times = checked("mine", "tensorwise_eager")
+    every = [first, "refutes" if not first else ""]
+    rows = [
+        figure(case, "tensorwise_eager", metric, 0.0, resolved={"evidence": evidence} if evidence else {})
+        for metric, evidence in zip(("mismatches", "underflow_frac"), every, strict=True)
+    ]
+    found = stored(tmp_path, [*times, *rows], sqnr("linear", 28.5, 28.0))
+    assert verdicts.is_sound(found).verdict == "partly"
+
+
 # What was proved of a step before it was timed
 
 STEP = {
