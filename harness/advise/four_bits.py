@@ -29,8 +29,9 @@ class PublicComparison:
         word, gap, arms: the verdict on losses at equal tokens, over all arms; "" where there are no curves.
         samples: ratio of samples to the target over all arms, with its interval; above 1, `precision` needs more.
         differs: how many settings differ beside the precision.
-        gpus: how many of which, on both sides, for `time`; "" where no machine has both.
-        time: ratio of times to the target with its interval and arms: below 1, `precision` is there sooner.
+        gpu: of the machine that both sides used, by its key in the peak table; "" where no machine has both.
+        gpus: how many of which.
+        time, time_arms: ratio of times to the target there, with its interval, and of which arms: below 1, `precision` is sooner.
         source: where the runs are.
     """
 
@@ -45,19 +46,20 @@ class PublicComparison:
     arms: str
     samples: str
     differs: int
+    gpu: str
     gpus: str
     time: str
+    time_arms: str
     source: str
 
     def lines(self, parameters: int, tokens: int | None) -> tuple[str, str]:
         """The comparison, its loss first; the size that was asked about says whether it is near."""
         far = "" if distance((self.parameters, self.tokens), (parameters, tokens)) <= NEAR else "; not near"
         loss = " ".join(filter(None, (self.word or "not judged", self.gap)))
-        ratio, _, arms = self.time.partition(", ")
         return (
             f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {loss}, samples to "
             f"{self.target} {self.samples}{far}",
-            f"{self.gpus}: in {ratio} of the time, {arms}; {self.differs} other settings differ: {self.source}",
+            f"{self.gpus}: in {self.time} of the time, {self.time_arms}; {self.differs} other settings differ: {self.source}",
         )
 
 
@@ -88,6 +90,6 @@ def comparisons() -> tuple[PublicComparison, ...]:
 def known(gpu: str, recipes: Iterable[str], parameters: int, tokens: int | None) -> FourBitEvidence:
     """What is known for a GPU of the peak table, by its key; of some recipes at a size, as `harness.advise.losses.of`."""
     every = comparisons()
-    here = tuple(each for each in every if each.gpus.lower().endswith(f" {gpu.lower()}"))
+    here = tuple(each for each in every if each.gpu == gpu)
     left = {each.source for each in every} - {each.source for each in here}
     return FourBitEvidence(here, len(left), {name: of(name, parameters, tokens) for name in recipes})

@@ -99,8 +99,10 @@ def four_bits(ledger: Iterable[Mapping[str, str]], names: Mapping[str, str]) -> 
             "samples": f"{float(row['samples_ratio']):.3f} ({float(row['samples_low_arms'] or row['samples_low_runs']):.3f} to "
             f"{float(row['samples_high_arms'] or row['samples_high_runs']):.3f})",
             "differs": str(len(row["differs"].split("; ")) if row["differs"] else 0),
+            "gpu": gpus.rpartition(" ")[2],
             "gpus": gpus,
-            "time": time,
+            "time": time.partition(", ")[0],
+            "time_arms": time.partition(", ")[2],
             "source": f"reports/published/ledger.csv, {row['number']}",
         }
         for row in ledger

@@ -69,11 +69,11 @@ def _become(words: list[str], cwd: str, env: dict[str, str], out: Path, err: Pat
     os.environ.update(env)
     os.chdir(cwd)
     tempfile.tempdir = None
-    process._parent_process = None  # type: ignore[attr-defined]
+    process._parent_process = None
     process.current_process().name = "MainProcess"
-    own, util.spawnv_passfds = util.spawnv_passfds, _fork  # type: ignore[attr-defined]
+    own, util.spawnv_passfds = util.spawnv_passfds, _fork
     forkserver.ensure_running()  # before there is a thread that a fork would not take over
-    util.spawnv_passfds = own  # type: ignore[attr-defined]
+    util.spawnv_passfds = own
     kind, *rest = words
     code = rest.pop(0) if kind in ("-m", "-c") else kind
     installed = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix, "__editable__"))]
@@ -96,7 +96,7 @@ def _become(words: list[str], cwd: str, env: dict[str, str], out: Path, err: Pat
         traceback.print_exc()
         sys.exit(1)
     finally:
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()
         atexit._run_exitfuncs()
 
 

@@ -157,7 +157,7 @@ def test_four_bits_are_quoted_with_their_loss_and_never_predicted() -> None:
         "+0.812 %",
     )
     assert (first.arms, first.gpus, lora.gpus) == ("11 arms against 3", "8 B200", "8 B200")
-    assert first.time.startswith("0.918 (0.886 to 0.952)")
+    assert (first.time, first.time_arms) == ("0.918 (0.886 to 0.952)", "7 arms against 1")
     loss, time = first.lines(8_030_261_248, None)
     assert "FAIL" in loss
     assert "B200" not in loss  # of all arms, on several machines
