@@ -45,7 +45,9 @@ from fp8core import (
 )
 from fp8core.formats import E2M1FN, E4M3FN
 from fp8core.four_bits import SIGNS, dequantize, quantize_lines
+from fp8core.gemm import BACKENDS
 from fp8core.gemm.layout import Operand
+from fp8core.gemm.reference import Reference
 from fp8core.history import AmaxesMissingWarning
 from fp8core.inputs.operands import cast_one
 from fp8core.philox import uniform
@@ -615,3 +617,18 @@ def test_a_float8_tensor_of_four_bits_is_refused() -> None:
     """It would hold packed codes and one of their two levels of scales."""
     with pytest.raises(ValueError, match=r"four_bits\.quantize_lines"):
         cast_one(torch.randn(32, 32), LINE, 1)
+
+
+def test_a_backend_that_says_it_is_fp8_makes_no_fp8_of_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One from outside may multiply four bits; what it does is no product of FP8, for audit and for verify."""
+
+    class Claims(Reference):
+        is_fp8 = True
+
+    monkeypatch.setitem(BACKENDS, "claims", Claims("claims"))
+    linear, x, grad = problem()
+    model = convert_to_float8_training(nn.Sequential(linear), config=NV.with_backend("claims"))
+    assert [layer.fp8_gemms for layer in audit(model).layers] == [0]
+    proof = verify(lambda: model(x.clone().requires_grad_()).backward(grad), model)
+    assert not proof.ok
+    assert [layer.predicted for layer in proof.layers] == [0]
