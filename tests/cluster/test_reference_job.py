@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.cluster
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "reference_7b.sbatch"
-SMALL = ("device=cpu", "parts.loss.axes.seed=[0]", "train.judge=false")
+SMALL = ("device=cpu", "parts.loss.axes.seed=[0]", "train.judge=false", "log_level=debug")
 CURVES = ("loss", "grad_norm", "fp8_grad_norm", "heldout_loss")
 
 
@@ -68,7 +68,9 @@ def reason_of(job: str) -> str:
 
 
 def under_way(job: str, arm: str) -> None:
-    wait_for(f"a step of {arm}", lambda: f" of {arm}" in said(job), 300)
+    """Waits for the log's line of a step: a line of the job's own output comes every 30 s, and it may end before."""
+    log = folder_of(job) / "_run.log"
+    wait_for(f"a step of {arm}", lambda: log.exists() and f"/100 of {arm}" in log.read_text(), 300)
 
 
 def test_queued_again_in_the_middle_it_trains_the_same(nodes: Slurm) -> None:
