@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from statistics import median  # of the few samples of a round, a tenth of the time of numpy's
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -353,7 +354,7 @@ def _tick(sides: Sequence[Sequence[Any]]) -> float:
 
 
 def log_ratios(
-    before: Sequence[Any], after: Sequence[Any], *, by_number: bool, of: Callable[[Vector], Any] = np.median
+    before: Sequence[Any], after: Sequence[Any], *, by_number: bool, of: Callable[[Vector], Any] = median
 ) -> Vector:
     """log(median after / median before) of each round, or of another statistic: of rounds of one number, or of the n-th of each side."""
     a, b = ({round_: math.log(of(x)) for round_, x in rounds_of(rows).items()} for rows in (before, after))
