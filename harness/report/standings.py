@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harness.judge import gathered
 from harness.judge.reproduced import Found
 from harness.judge.verdict.rows import is_candidate
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
@@ -20,6 +21,7 @@ from harness.store.printer import Cell
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
+    from harness.report.table import Row
 
 NO_LOSS, UNCHECKED = "no loss judged", "results not checked"
 
@@ -129,6 +131,12 @@ def checks(machine: Machine, standing: Standing) -> Checks:
 
 
 @once
+def pairs_by_arm(machine: Machine) -> dict[tuple[str, str], list[Row]]:
+    """`fp8_pairs` of each suite and arm."""
+    return gathered(((p["suite"], p["arm"]), p) for p in fp8_pairs(machine))
+
+
+@once
 def doubts(machine: Machine, arm: str) -> list[str]:
     """What stands against the figure of an arm of `standings`: each in a few words; none where all was judged and passed."""
     (standing,) = (s for s in standings(machine) if s.arm == arm)
@@ -146,7 +154,7 @@ def reservations(machine: Machine, standing: Standing) -> list[str]:
     A loss that was not judged counts only where another recipe's was.
     """
     pairs = standing.pairs
-    own = [p for p in fp8_pairs(machine) if (p["suite"], p["arm"]) == (standing.suite, standing.arm)]
+    own = pairs_by_arm(machine).get((standing.suite, standing.arm), [])
     not_slower = {p["case_id"] for p in pairs if p["verdict"] != "slower"}
     loaded = [p for p in own if p["regime"] == "sustained" and p["case_id"] in not_slower]
     missing = sum(p["verdict"] == "missing" and p["regime"] != "sustained" for p in own)
