@@ -149,14 +149,14 @@ def _of_config(described: HfModel, batch: int, seq: int) -> Model:
         module = nn.ModuleList(nn.Linear(*shape, bias=False) for shape in shapes)
     barred = barred_layers(module)
     reasons = {shape: barred.get(str(i), {}) for i, shape in enumerate(shapes)}
-    places: dict[str, int] = {}
+    inputs: dict[str, int] = {}
     unmarked = [
         Linear(
             part.name,
             part.K,
             part.N,
             tokens,
-            places.setdefault(part.reads, len(places)),
+            inputs.setdefault(part.reads, len(inputs)),
             _ROUTER if part.kind == ROUTER else reasons[part.K, part.N],
         )
         for part in parts

@@ -44,12 +44,12 @@ def seeds_needed(config: SweepConfig, plan: SweepPlan) -> SeedsNeeded | None:
     return SeedsNeeded.of(list(request.values()), stored)
 
 
-def _runs(suite: str, *places: Path) -> list[Path]:
+def _runs(suite: str, *folders: Path) -> list[Path]:
     """Folders of the runs and shards of a suite below some folders, known by their _run.json."""
     found = {}
     for file in sorted(
         {
-            file.resolve(): file for place in places for file in run_files.below(place, run_files.ABOUT)
+            file.resolve(): file for folder in folders for file in run_files.below(folder, run_files.ABOUT)
         }.values()
     ):
         config = run_files.read_about(file.parent).get("config", {})

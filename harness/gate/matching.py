@@ -233,7 +233,7 @@ def _declared(timed: Unit, policy: Policy, releases: list[str]) -> Iterator[Unit
         return
     stated = [{**parse(rows[0].resolved), "bytes_moved": rows[0].bytes_moved} for rows in timed.rows]
     for name, better in {"bytes_moved": "lower", **policy.facts}.items():
-        before, after = (number(said.get(name)) for said in stated)
+        before, after = (number(facts.get(name)) for facts in stated)
         if not before >= 0:
             continue
         unit = Unit(

@@ -346,11 +346,11 @@ def _diverged(run: Run, control: Run | None) -> str:
 
 def _worst_layers(material: DiagnosisInput, setup: StoredSetup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
-    looks = [r for r in material.rows.pick(part=bool, arm=arm) if _setting(r) == setup.axes]
+    sampled = [r for r in material.rows.pick(part=bool, arm=arm) if _setting(r) == setup.axes]
     lines, looked = [], []
     for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
         shares = [
-            (max(r["samples"]), r["part"]) for r in looks if r["metric"] == metric and len(r["samples"])
+            (max(r["samples"]), r["part"]) for r in sampled if r["metric"] == metric and len(r["samples"])
         ]
         share, part = max(shares, default=(0.0, ""))
         looked.append(bool(shares))
@@ -448,8 +448,8 @@ def frozen_scales(material: DiagnosisInput) -> Iterator[Finding]:
             scales, sizes = found["scale_log2"], found["amax"]
             sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
             if sizes.size and np.ptp(scales) == 0 and sizes.max() > 2 * sizes.min():
-                looks = f"scale 2^{scales[0]:g} at all {scales.size} looks, amax {sizes.min():.3g} to {sizes.max():.3g}"
-                lines.append((arm, f"{part}: {looks}"))
+                course = f"scale 2^{scales[0]:g} at all {scales.size} looks, amax {sizes.min():.3g} to {sizes.max():.3g}"
+                lines.append((arm, f"{part}: {course}"))
     for arm, tensors in gathered(lines).items():
         yield Finding(
             f"{arm}: {len(tensors)} delayed scale{' never moves' if len(tensors) == 1 else 's never move'}",

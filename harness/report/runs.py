@@ -177,8 +177,8 @@ class Machine:
                 "verdict": "unclear",
                 "reason": f"the interval of all runs is {text.interval(low, high)}",
             }
-        said = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
-        return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {said}"}
+        speedups = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
+        return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {speedups}"}
 
     @cached_property
     def _codes(self) -> dict[str, set[str]]:

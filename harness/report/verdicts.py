@@ -274,21 +274,21 @@ def is_sound(machine: Machine) -> Answer:
             if every
             else "no SQNR, no codes and no first training step in these runs"
         )
-        said = f"only {studied}, which break recipes on purpose" if studied else nothing
-        return answer("sound", "can't tell", f"{said}; python -m harness sweep=linear checks each layer")
+        reason = f"only {studied}, which break recipes on purpose" if studied else nothing
+        return answer("sound", "can't tell", f"{reason}; python -m harness sweep=linear checks each layer")
     unseen = {key_of(row) for suite in WHAT for row in unchecked(machine, suite)} - without_bound(machine)
     bare = len(unseen) + sum(w.unjudged for w in every)
     if judged:
-        said = f"{text.plural(len({w.arm for w in judged}), 'arm')} passed every check, worst {text.number(least(judged).worst[1])} dB"
+        reason = f"{text.plural(len({w.arm for w in judged}), 'arm')} passed every check, worst {text.number(least(judged).worst[1])} dB"
     elif steps:
-        said = f"first training steps of {text.plural(len({s.arm for s in steps}), 'arm')} agree"
+        reason = f"first training steps of {text.plural(len({s.arm for s in steps}), 'arm')} agree"
     else:
-        said = f"casts agree code for code in {text.plural(exact, 'check')}"
+        reason = f"casts agree code for code in {text.plural(exact, 'check')}"
     warnings = {warning for step in steps for warning in step.warnings}
     return answer(
         "sound",
         "partly" if studied or bare else "yes",
-        said,
+        reason,
         f"{text.plural(len(warnings), 'warning')} of fp8core.verify" if warnings else "",
         f"{studied} not judged" if studied else "",
         f"{bare} unchecked" if bare else "",

@@ -407,8 +407,10 @@ def _unproved(it: _Judged) -> Iterator[ReaderNote]:
     )
     unasked = [seed for seed, run in runs.items() if run.proof_outcome is ProofOutcome.NONE]
     if claims_fp8 and not emulated and unasked:
-        said = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
-        yield ReaderNote(f"{it.seeds(unasked)}{said}")
+        unproven = (
+            "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
+        )
+        yield ReaderNote(f"{it.seeds(unasked)}{unproven}")
 
 
 # What must hold of the stored runs of an arm, whatever the gates say: each yields a note on what does not.
