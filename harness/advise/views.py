@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.advise import decide, losses
+from harness.advise import decide
 from harness.advise.casts import not_by_default
 from harness.advise.layer import gemm_sizes
 from harness.advise.memory import GIB, MARGIN, TOO_LARGE
@@ -145,7 +145,7 @@ def _judged(recipe: str, loss: Loss | None) -> str:
     """A recipe's verdict with the size that it holds for."""
     if loss is None:
         return f"{recipe} was judged at no size: sweep=divergence"
-    gap = f" ({loss.gap})" * (loss.word == losses.FAIL)
+    gap = f" {loss.gap}" + f" ({loss.interval})" * bool(loss.interval)
     size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
     return f"{loss.recipe} {loss.word}{gap} at {size}{'' if loss.counts else '; not near'}"
 
@@ -361,7 +361,7 @@ def code_of(found: Advice) -> str:
 
 def _data(found: Advice) -> dict[str, Any]:
     memory, chosen, picked = found.memory, found.chosen, printer.picked
-    loss = "recipe model parameters tokens word gap seeds source counts"
+    loss = "recipe model parameters tokens word gap interval seeds source counts"
     check = "what case arm predicted measured run_id low high error"
     return {
         "model": found.model.name,

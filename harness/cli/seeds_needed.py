@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from harness.engine.plan import SweepPlan
     from harness.engine.settings import SweepConfig
     from harness.judge.verdict.stored_noise import SeedsNeeded
+    from harness.store.case import Arm
 
 PUBLISHED = Path("results/published")
 
@@ -30,12 +31,12 @@ def seeds_needed(config: SweepConfig, plan: SweepPlan) -> SeedsNeeded | None:
     from harness.judge.verdict import rows
     from harness.judge.verdict.stored_noise import SeedsNeeded
 
-    request: dict[str, tuple[dict[str, Any], Counter[str]]] = {}
+    request: dict[str, tuple[dict[str, Any], Counter[Arm]]] = {}
     for planned in training:
         axes = json.loads(planned.case.axes_json)
         axes.pop("seed", None)
         _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, Counter()))
-        arms.update(planned.runnable)
+        arms.update(planned.suite.ARMS[name].record(name) for name in planned.runnable)
     stored = []
     if folders := _runs(rows.SUITE, Path(config.results_dir), PUBLISHED):
         from harness import store  # pandas
