@@ -60,7 +60,7 @@ class PublicComparison:
         loss = " ".join(filter(None, (self.word or "not judged", gap)))
         return (
             f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {loss}, samples to "
-            f"{self.target} {self.samples}{far}",
+            f"{self.target}: {self.samples.replace(' ', 'x ', 1)}{far}",
             f"{self.gpus}: in {self.time} of the time, {self.time_arms}; {self.differs} other settings differ: {self.source}",
         )
 

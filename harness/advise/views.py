@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.advise import decide
@@ -362,6 +362,7 @@ def code_of(found: Advice) -> str:
 def _data(found: Advice) -> dict[str, Any]:
     memory, chosen, picked = found.memory, found.chosen, printer.picked
     loss = "recipe model parameters tokens word gap interval seeds source counts"
+    compared = "precision against model parameters tokens target word gap interval arms samples differs gpu gpus time time_arms source"
     check = "what case arm predicted measured run_id low high error"
     return {
         "model": found.model.name,
@@ -375,11 +376,16 @@ def _data(found: Advice) -> dict[str, Any]:
         "reasons": [picked(each, "question finding speaks_for") for each in found.reasons],
         "plan": {
             **picked(found.plan, _PLAN),
-            "again": asdict(found.plan.again),
-            "exchanges": [asdict(each) for each in found.model.exchanges],
+            "again": picked(found.plan.again, "matmul attention elementwise"),
+            "exchanges": [picked(each, "sent layers gathers") for each in found.model.exchanges],
         },
         "not_measured": "; ".join(found.not_measured),
-        "four_bits": found.four_bits and asdict(found.four_bits),
+        "four_bits": found.four_bits
+        and {
+            "public": [picked(each, compared) for each in found.four_bits.public],
+            "elsewhere": found.four_bits.elsewhere,
+            "losses": {name: each and picked(each, loss) for name, each in found.four_bits.losses.items()},
+        },
         "memory": memory and picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
         "step_speedup": _ratio(chosen.step),
         "step_speedup_with_head": found.with_head and _ratio(found.with_head),

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -123,7 +123,7 @@ class GateAnswer:
                 name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
                 for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
             },
-            "control": asdict(j.control),
+            "control": printer.picked(j.control, "moved reason change low high rounds"),
             "counts": {str(v): j.counted[v] for v in ORDER},
             "notes": list(j.notes),
             "findings": [_finding(f) for f in j.findings],
@@ -258,7 +258,7 @@ def _finding(f: Unit) -> dict[str, Any]:
         "p": f.decision.p,
         "p_confirm": f.decision.p_confirm,
         "more_rounds": f.decision.more,
-        "cause": f.cause and f.cause._asdict(),
+        "cause": f.cause and printer.picked(f.cause, "name evidence"),
         "allowed_until": f.allowed and f.allowed.until.isoformat(),
     }
 
