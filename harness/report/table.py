@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.store import text
+from harness.store.case import arm_of
 from harness.store.compare import NO_FP8, SECONDS
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
@@ -114,7 +115,7 @@ def status_cell(record: Record) -> Cell:
 
 def arm_cell(record: Record) -> Cell:
     """The arm; one that had to be emulated says so, since its time is none of FP8's, and a control that is not of bf16."""
-    about, named_bf16 = resolved_of(record), record["arm"].startswith("bf16")
+    about, named_bf16 = resolved_of(record), arm_of(record).recipe == "bf16"
     note = (
         "emulated" if about.get("emulated") else "in fp32" * (named_bf16 and about.get("compute") == "fp32")
     )
