@@ -53,13 +53,17 @@ class PublicComparison:
     time_arms: str
     source: str
 
+    @property
+    def loss(self) -> str:
+        """The verdict on losses at equal tokens, with its gap."""
+        gap = f"({self.interval})" * bool(self.interval)
+        return " ".join(filter(None, (self.word or "not judged", self.gap, gap)))
+
     def lines(self, parameters: int, tokens: int | None) -> tuple[str, str]:
         """The comparison, its loss first; the size that was asked about says whether it is near."""
         far = "" if distance((self.parameters, self.tokens), (parameters, tokens)) <= NEAR else "; not near"
-        gap = self.gap + f" ({self.interval})" * bool(self.interval)
-        loss = " ".join(filter(None, (self.word or "not judged", gap)))
         return (
-            f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {loss}, samples to "
+            f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {self.loss}, samples to "
             f"{self.target}: {self.samples.replace(' ', 'x ', 1)}{far}",
             f"{self.gpus}: in {self.time} of the time, {self.time_arms}; {self.differs} other settings differ: {self.source}",
         )
