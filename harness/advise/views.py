@@ -66,7 +66,7 @@ class AdviceView:
 
 
 def _parts(a: Advice) -> Iterator[tuple[str, str]]:
-    """What is said, by its label; what is empty is not. Names may hold anything, and can end no line."""
+    """Each line with its label; empty ones are not printed. Names may hold anything, and can end no line."""
     plan, chosen, model, memory = a.plan, a.chosen, a.model, a.memory
     recipe, loss, has_fp8, is_open = (
         chosen.recipe.name,

@@ -137,7 +137,7 @@ def _recipes() -> list[tuple[str, str]]:
 
 
 def _whose(table: ExtensionTable[Any], name: str) -> str:
-    """The package that an entry is of, before what is said of it; "" for ours."""
+    """The package of an entry, which its description begins with; "" for ours."""
     return f"[{owner.owner}, not ours] " if (owner := table.owner(name)) else ""
 
 

@@ -195,7 +195,7 @@ def contained() -> Iterator[None]:
 
 
 def last_line(output: Path) -> str:
-    """What a command said last that says something; pytest's own summary line comes after its reason."""
+    """The last line of a command that explains something; pytest's own summary line comes after its reason."""
     texts = (file.read_text(errors="replace") for file in (output, errors_of(output)) if file.exists())
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith("E  ") or "Error" in line]

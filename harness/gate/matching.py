@@ -54,7 +54,7 @@ CONDITIONS = {
 
 @dataclass(frozen=True)
 class Matched:
-    """All units of two sides, the control's rounds, and what has to be told of them."""
+    """All units of two sides, the control's rounds, and remarks on them."""
 
     units: list[Unit]
     control: Vector  # empty where there is none or no time is judged, NaN where it failed or is no time

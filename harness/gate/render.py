@@ -187,7 +187,7 @@ def comment(answer: GateAnswer) -> str:
 
 
 def _cases(answer: GateAnswer) -> list[printer.JUnitCase]:
-    """One test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped as what is
+    """One test a unit, and one for the whole. What does not count, a regression that is allowed or only reported, is skipped as what is
     open.
     """
     tests = []
@@ -374,7 +374,7 @@ def _is_stored(place: Path, run: Path) -> bool:
 
 
 def write_answer(answer: GateAnswer, options: Options) -> None:
-    """Says the answer in every form that was asked for; a refusal itself is said by the caller.
+    """Writes the answer in every form that was asked for; the caller prints a refusal.
 
     Raises:
         UsageError: a file of a judgement can't be written.

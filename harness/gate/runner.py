@@ -126,7 +126,7 @@ class Session:
         results_dir: the session is stored in `<results_dir>/gate/<session>/`.
         stored_baseline: a run, where no tree of a baseline is measured.
         machine_free: see `judge`.
-        notes: what is told with the verdict, whatever it is.
+        notes: printed with the verdict, whatever it is.
         rounds: measured to their end so far, in all stages.
     """
 

@@ -50,7 +50,7 @@ APART = (
 
 
 class EndedError(RuntimeError):
-    """The sweep of a tree ended, or said nothing in time; the message says which.
+    """The sweep of a tree ended, or was silent for too long; the message names which.
 
     Attributes:
         code: its exit code; None where it was silent.

@@ -89,7 +89,7 @@ def _recipe(row: Row) -> str:
 
 
 def _scaling(row: Row) -> str:
-    """Of a row's recipe: dynamic, delayed or static. Rows from before it was stored are of recipes with these names."""
+    """How a row's recipe scales: dynamic, delayed or static. Rows from before it was stored are of recipes with these names."""
     stated = parse(row["resolved"]).get("scaling")
     return str(stated or next((word for word in ("delayed", "static") if word in _recipe(row)), "dynamic"))
 

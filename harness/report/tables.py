@@ -179,7 +179,7 @@ def compile_times(machine: Machine) -> Table:
 
 
 def troubles_table(machine: Machine) -> Table:
-    """Failed and skipped rows, gathered by metric and reason: nothing is hidden, nothing said twice."""
+    """Failed and skipped rows, gathered by metric and reason: nothing is hidden or repeated."""
     bad = machine.pick(status=lambda status: status != "ok")
     groups = gathered(((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), r) for r in bad)
     records = []

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Card = str
 
 
-ENOUGH = 3  # cards, below which the odd one can't be told: two are compared with each other alone
+ENOUGH = 3  # cards, below which the odd one is not known: two are compared with each other alone
 # What decides how fast code is, or which kernel runs: cards that differ here are not compared
 SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "threads", "gpu_sm_count")
 # What may differ between cards that are
