@@ -163,6 +163,9 @@ def test_runs_of_the_same_code_are_one_interval_and_a_word_that_it_does_not_bear
         assert pair["speedup"] == each[1]["speedup"]
         assert (pair["low"], pair["high"]) == (min(p["low"] for p in each), max(p["high"] for p in each))
         assert (pair["clock_mhz"], pair["baseline_clock_mhz"]) == (1755.0, 1500.0)
+    (standing,) = standings.timed(found)
+    (single,) = standings.timed(alone[1])
+    assert ("of 2 runs" in standing.shown.note, "runs" in single.shown.note) == (True, False)
 
 
 def test_clocks_that_differ_stand_beside_the_speed(tmp_path):
