@@ -136,7 +136,7 @@ def _run(
             f"report   python -m harness report {work.folder.parent}, once all shards have ended\n"
         )
     if outcome.message:
-        again = f": resume={work.run_id} goes on" if outcome.state == "interrupted" else ""
+        again = f": resume={work.run_id} continues it" if outcome.state == "interrupted" else ""
         raw_output.refuse(f"{outcome.message}{again}")
         return 2
     return 1 if outcome.statuses["failed"] or kept else 0

@@ -98,13 +98,18 @@ class SeedsNeeded:
 
     def tables(self) -> list[Table]:
         """A row an arm."""
-        named = len({str(axes) for axes, _, _ in self.arms}) > 1
+        every = [_compared(axes) for axes, _, _ in self.arms]
+        differing = {name for axes in every for name in axes if any(o.get(name) != axes[name] for o in every)}
         return [
             table(
                 f"Seeds with which two one-sided tests at {100 * ALPHA:.0f} % pass with {100 * POWER:.0f} % "
                 f"(margin {percent(MARGIN)[1:]} of the loss), at the noise of stored runs",
                 ["arm", ">without a gap", ">at half a margin", ">sd late", ">sd held-out", "of"],
-                [_cells(axes if named else {}, arm, noise) for axes, arm, noise in self.arms if noise],
+                [
+                    _cells({n: v for n, v in axes.items() if n in differing}, arm, noise)
+                    for axes, arm, noise in self.arms
+                    if noise
+                ],
             )
         ]
 

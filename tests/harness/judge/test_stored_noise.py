@@ -85,6 +85,15 @@ def test_a_control_of_a_recipe_from_outside_asks_for_no_seeds(variant: str) -> N
     assert SeedsNeeded.of([(AXES, {Arm("somebodys", variant=variant): 5})], []).arms == []
 
 
+def test_a_row_names_the_axes_in_which_the_set_ups_differ(tmp_path: Path) -> None:
+    """All others are those of the request; of one set-up none is named."""
+    stored = rows.setups(frame(tmp_path, 0.001))
+    arm = parse("tensorwise")
+    both = SeedsNeeded.of([(AXES | {"schedule": s}, {arm: 5}) for s in ("", "cooldown_bf16:0.2")], stored)
+    assert [row[0] for row in cells(both)] == ["tensorwise", "tensorwise schedule=cooldown_bf16:0.2"]
+    assert [row[0] for row in cells(SeedsNeeded.of([(AXES, {arm: 5})], stored))] == ["tensorwise"]
+
+
 def needed(stored: list[Any], *arms: str) -> SeedsNeeded:
     return SeedsNeeded.of([(AXES, dict.fromkeys(map(parse, arms), 5))], stored)
 
