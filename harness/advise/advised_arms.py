@@ -90,10 +90,10 @@ def verdict(arms: Sequence[AdvisedArm]) -> str:
     count = Counter(a.outcome for a in arms)
     measured = len(arms) - count["missing"]
     below = [a.name for a in arms if a.outcome == "below"]
-    said = f"advised filter: {count['below']} of {measured} arms below {FLOOR:g} of bf16 beyond noise"
-    said += f" ({'; '.join(below)})" if below else ""
-    said += f", {count['unclear']} undecided" if count["unclear"] else ""
-    return said + (f", {count['missing']} not measured" if count["missing"] else "")
+    verdict = f"advised filter: {count['below']} of {measured} arms below {FLOOR:g} of bf16 beyond noise"
+    verdict += f" ({'; '.join(below)})" if below else ""
+    verdict += f", {count['unclear']} undecided" if count["unclear"] else ""
+    return verdict + (f", {count['missing']} not measured" if count["missing"] else "")
 
 
 def _arm(row: Mapping[str, Any], pair: Mapping[str, Any]) -> AdvisedArm:

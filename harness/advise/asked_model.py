@@ -33,7 +33,7 @@ _ROUTER = dict.fromkeys(RECIPES.own, "a router, which picks experts in high prec
 def model_of(
     asked: str | dict[str, Any], tokens: int | None, batch: int | None, seq: int | None, tp: int
 ) -> tuple[Model, str]:
-    """One pass of the model; and what is to be said of batches that nobody named and of parts left out, "" for neither.
+    """One pass of the model; and a remark on batches that nobody named and parts that are left out, "" without either.
 
     Args:
         asked: a name, a path, or what builds a model of the user's own and its arguments.
@@ -149,14 +149,14 @@ def _of_config(described: HfModel, batch: int, seq: int) -> Model:
         module = nn.ModuleList(nn.Linear(*shape, bias=False) for shape in shapes)
     barred = barred_layers(module)
     reasons = {shape: barred.get(str(i), {}) for i, shape in enumerate(shapes)}
-    places: dict[str, int] = {}
+    inputs: dict[str, int] = {}
     unmarked = [
         Linear(
             part.name,
             part.K,
             part.N,
             tokens,
-            places.setdefault(part.reads, len(places)),
+            inputs.setdefault(part.reads, len(inputs)),
             _ROUTER if part.kind == ROUTER else reasons[part.K, part.N],
         )
         for part in parts

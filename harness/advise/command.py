@@ -180,7 +180,7 @@ def answer(question: Question) -> Advice:
     # How experts are split by tensor parallelism is not known, so that it is not planned either
     tp = 1 if whole.experts and q.tp is None and q.gpus is not None else q.tp
     sized = replace(whole, parameters=active)
-    divided, said = layout(sized, q.gpus, q.dp, tp, q.pp, q.accumulation, q.schedule, q.node)
+    divided, defaults = layout(sized, q.gpus, q.dp, tp, q.pp, q.accumulation, q.schedule, q.node)
     batch, seq = 1, max(1, whole.tokens)  # all of a forward pass, however many sequences they are
     if isinstance(q.model, str) and q.model in MODELS:
         batch, seq = sizes(q.model, MODELS[q.model].max_seq, q.tokens, q.batch, q.seq)
@@ -241,7 +241,7 @@ def answer(question: Question) -> Advice:
         q.library,
         more.step if head and not chosen.lossy and _pays(head, more, chosen) else None,
         made_up=made_up,
-        warnings=(said,) if said else (),
+        warnings=(defaults,) if defaults else (),
         four_bits=four_bits.known(device.key, fours, active, q.train_tokens) if q.formats == "all" else None,
         train_tokens=q.train_tokens,
     )

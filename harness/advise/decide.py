@@ -352,7 +352,7 @@ def _doubled(holds: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def module_filter(model: Model, converted: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-    """What to leave out, as short as it can be said: "words" last words of names, "names" whole names.
+    """What to leave out, in the shortest form: "words" last words of names, "names" whole names.
 
     A last word (`k` of `layers.3.attention.k`) stands for all layers that end in it; names stand where only some do.
     """

@@ -26,7 +26,7 @@ class PublicComparison:
         precision, against: of the two sides, as the ledger calls them.
         model, parameters, tokens: that was trained, and how long to the target; 0: not known.
         target: the loss at which runs end.
-        word, gap, arms: the verdict on losses at equal tokens, over all arms; "" where there are no curves.
+        word, gap, interval, arms: the verdict on losses at equal tokens and its gap, over all arms; "" where there are no curves.
         samples: ratio of samples to the target over all arms, with its interval; above 1, `precision` needs more.
         differs: how many settings differ beside the precision.
         gpu: of the machine that both sides used, by its key in the peak table; "" where no machine has both.
@@ -43,6 +43,7 @@ class PublicComparison:
     target: str
     word: str
     gap: str
+    interval: str
     arms: str
     samples: str
     differs: int
@@ -52,13 +53,18 @@ class PublicComparison:
     time_arms: str
     source: str
 
+    @property
+    def loss(self) -> str:
+        """The verdict on losses at equal tokens, with its gap."""
+        gap = f"({self.interval})" * bool(self.interval)
+        return " ".join(filter(None, (self.word or "not judged", self.gap, gap)))
+
     def lines(self, parameters: int, tokens: int | None) -> tuple[str, str]:
         """The comparison, its loss first; the size that was asked about says whether it is near."""
         far = "" if distance((self.parameters, self.tokens), (parameters, tokens)) <= NEAR else "; not near"
-        loss = " ".join(filter(None, (self.word or "not judged", self.gap)))
         return (
-            f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {loss}, samples to "
-            f"{self.target} {self.samples}{far}",
+            f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {self.loss}, samples to "
+            f"{self.target}: {self.samples.replace(' ', 'x ', 1)}{far}",
             f"{self.gpus}: in {self.time} of the time, {self.time_arms}; {self.differs} other settings differ: {self.source}",
         )
 

@@ -29,9 +29,10 @@ class Loss:
         model: that was trained.
         parameters, tokens: its size, and how long it was trained.
         word: PASS, FAIL or INCONCLUSIVE.
-        gap: of the losses.
+        gap: of the losses, as "+0.392 %".
         seeds: runs of each side.
         source: where the runs are.
+        interval: of the gap, with its level; "" where there is none.
         counts: it was found within `FACTOR` of what is asked about, in parameters and in tokens.
     """
 
@@ -43,6 +44,7 @@ class Loss:
     gap: str
     seeds: str
     source: str
+    interval: str = ""
     counts: bool = False
 
     @property
@@ -64,6 +66,7 @@ def known() -> tuple[Loss, ...]:
             row["gap"],
             row["seeds"],
             row["source"],
+            row["interval"],
         )
         for row in rows_beside(__file__, FILE.name)
     )

@@ -73,7 +73,7 @@ def steps(
     Args:
         frame: rows of one machine.
         rates: of that machine.
-        step_of: axes of a case, and what was resolved of it -> its model and plan; None where that cannot be told.
+        step_of: axes of a case, and what was resolved of it -> its model and plan; None where that is not known.
     """
     own = frame[(frame["suite"] == "train") & (frame["metric"] == "time_ms")]
     resolved = {(r["run_id"], r["case_id"], r["arm"]): parse(r["resolved"]) for r in rows_of(own)}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.advise import decide, losses
+from harness.advise import decide
 from harness.advise.casts import not_by_default
 from harness.advise.layer import gemm_sizes
 from harness.advise.memory import GIB, MARGIN, TOO_LARGE
@@ -49,12 +49,12 @@ class AdviceView:
 
     def lines(self) -> list[str]:
         """The answer with its code; of `full` what the tables leave open too."""
-        told = [
+        lines = [
             label + " ".join(printable(text).split()) for label, text in _parts(self.advice) if text.strip()
         ]
         code = "" if self.advice.answer == TOO_LARGE else code_of(self.advice)
-        told += ["code:", *(f"  {line}" for line in code.splitlines())] if code else []
-        return told + list(_open(self.advice)) * self.full
+        lines += ["code:", *(f"  {line}" for line in code.splitlines())] if code else []
+        return lines + list(_open(self.advice)) * self.full
 
     def tables(self) -> list[printer.Table]:
         """Why, layers, products, recipes, parts of the step, rates, memory, checks."""
@@ -66,7 +66,7 @@ class AdviceView:
 
 
 def _parts(a: Advice) -> Iterator[tuple[str, str]]:
-    """What is said, by its label; what is empty is not. Names may hold anything, and can end no line."""
+    """Each line with its label; empty ones are not printed. Names may hold anything, and can end no line."""
     plan, chosen, model, memory = a.plan, a.chosen, a.model, a.memory
     recipe, loss, has_fp8, is_open = (
         chosen.recipe.name,
@@ -145,7 +145,7 @@ def _judged(recipe: str, loss: Loss | None) -> str:
     """A recipe's verdict with the size that it holds for."""
     if loss is None:
         return f"{recipe} was judged at no size: sweep=divergence"
-    gap = f" ({loss.gap})" * (loss.word == losses.FAIL)
+    gap = f" {loss.gap}" + f" ({loss.interval})" * bool(loss.interval)
     size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
     return f"{loss.recipe} {loss.word}{gap} at {size}{'' if loss.counts else '; not near'}"
 
@@ -156,23 +156,23 @@ def _answer(a: Advice, is_known: bool) -> str:
     if a.decision == decide.UNDECIDED:
         at_most = f"at most {step.value:.2f}x a step, a part of which is not known"
         measure = "" if is_known else "; measure: sweep=ceilings, then runs=RUN"
-        said = f"{a.decision}; {f'{times(step)} contains 1' if a.model.whole else at_most}{measure}"
+        sentence = f"{a.decision}; {f'{times(step)} contains 1' if a.model.whole else at_most}{measure}"
     elif a.decision in decide.POSITIVE:
         interval = f"{step.value:.2f}x a step, 95 % interval {step.low:.2f} to {step.high:.2f}"
-        said = f"{a.decision}, recipe {recipe} of {printer.picked(a, 'library')['library']}: {interval}"
-        said += "; the layers by themselves gain nothing" * chosen.by_gather
+        sentence = f"{a.decision}, recipe {recipe} of {printer.picked(a, 'library')['library']}: {interval}"
+        sentence += "; the layers by themselves gain nothing" * chosen.by_gather
     elif chosen.unavailable:
-        said = f"off: {chosen.unavailable}"
+        sentence = f"off: {chosen.unavailable}"
     elif chosen.lossy:
-        said = f"off: {times(step)} a step, and the loss of {recipe} is worse"
+        sentence = f"off: {times(step)} a step, and the loss of {recipe} is worse"
     elif chosen.converted:
-        said = f"off: at best {times(step)}, not worth {decide.STEP_GAIN - 1:.0%}"
+        sentence = f"off: at best {times(step)}, not worth {decide.STEP_GAIN - 1:.0%}"
     else:
-        said = "off: no layer gains"
+        sentence = "off: no layer gains"
     if a.memory is None or a.answer != TOO_LARGE:
-        return said
+        return sentence
     needs = f"{_gib(a.memory.needed, 0)} GiB of {_gib(a.memory.device, 0)} by the model"
-    return f"the step does not fit: {needs}. If it did: {said}"
+    return f"the step does not fit: {needs}. If it did: {sentence}"
 
 
 def findings(a: Advice) -> dict[str, str]:
@@ -220,16 +220,16 @@ def _sends(a: Advice) -> str:
     plan, chosen, (bf16, fp8) = a.plan, a.chosen, a.parts
     if plan.world == 1:
         return "nothing is sent (one GPU)"
-    said = f"exposed {_ms(bf16.communication)} of {_ms(bf16.total)} ms in bf16 ({a.exposed:.0%})"
+    sentence = f"exposed {_ms(bf16.communication)} of {_ms(bf16.total)} ms in bf16 ({a.exposed:.0%})"
     if chosen.converted:
-        said += f", {_ms(fp8.communication)} of {_ms(fp8.total)} ms in FP8"
+        sentence += f", {_ms(fp8.communication)} of {_ms(fp8.total)} ms in FP8"
         if chosen.fp8_all_gather:
-            said += "; FSDP gathers weights in FP8, half the bytes"
+            sentence += "; FSDP gathers weights in FP8, half the bytes"
         elif plan.dp > 1:
             why = f", as {chosen.recipe.name} casts each along both axes"
-            said += f"; FSDP gathers weights in bf16{why * (chosen.recipe.gathered_weight is None)}"
-        said += "; TP inputs too" * chosen.tp_fp8_all_gather
-    return said
+            sentence += f"; FSDP gathers weights in bf16{why * (chosen.recipe.gathered_weight is None)}"
+        sentence += "; TP inputs too" * chosen.tp_fp8_all_gather
+    return sentence
 
 
 def _open(found: Advice) -> Iterator[str]:
@@ -361,7 +361,8 @@ def code_of(found: Advice) -> str:
 
 def _data(found: Advice) -> dict[str, Any]:
     memory, chosen, picked = found.memory, found.chosen, printer.picked
-    loss = "recipe model parameters tokens word gap seeds source counts"
+    loss = "recipe model parameters tokens word gap interval seeds source counts"
+    compared = "precision against model parameters tokens target word gap interval arms samples differs gpu gpus time time_arms source"
     check = "what case arm predicted measured run_id low high error"
     return {
         "model": found.model.name,
@@ -375,11 +376,16 @@ def _data(found: Advice) -> dict[str, Any]:
         "reasons": [picked(each, "question finding speaks_for") for each in found.reasons],
         "plan": {
             **picked(found.plan, _PLAN),
-            "again": asdict(found.plan.again),
-            "exchanges": [asdict(each) for each in found.model.exchanges],
+            "again": picked(found.plan.again, "matmul attention elementwise"),
+            "exchanges": [picked(each, "sent layers gathers") for each in found.model.exchanges],
         },
         "not_measured": "; ".join(found.not_measured),
-        "four_bits": found.four_bits and asdict(found.four_bits),
+        "four_bits": found.four_bits
+        and {
+            "public": [picked(each, compared) for each in found.four_bits.public],
+            "elsewhere": found.four_bits.elsewhere,
+            "losses": {name: each and picked(each, loss) for name, each in found.four_bits.losses.items()},
+        },
         "memory": memory and picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
         "step_speedup": _ratio(chosen.step),
         "step_speedup_with_head": found.with_head and _ratio(found.with_head),

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from harness.engine.settings import SweepConfig
 
 
-def refuse_shares(config: SweepConfig, places: int) -> None:
+def refuse_shares(config: SweepConfig, slots: int) -> None:
     """Refuses a command line that deals the cases of such a sweep out.
 
     Args:
         config: of the command line.
-        places: shards or devices among which the cases would be dealt.
+        slots: shards or devices among which the cases would be dealt.
 
     Raises:
         UsageError: there are several.
     """
-    if places > 1 and _compares_cards(config):
+    if slots > 1 and _compares_cards(config):
         raise UsageError(
-            f"sweep={config.name} compares cards, each of which must measure every case, and {places} shards or devices "
+            f"sweep={config.name} compares cards, each of which must measure every case, and {slots} shards or devices "
             "would deal them out: leave shard= out and give the command once a card (devices=0, devices=1, ... where a "
             "machine has several), each time with a run_id of its own"
         )

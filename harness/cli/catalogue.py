@@ -87,9 +87,9 @@ def _axis(axis: Axis, here: object) -> str:
     """Meaning of an axis, the values of this sweep, and what else it takes."""
     if here is None:
         here = axis.choices[0] if axis.default is None and axis.choices else axis.default
-    said = f"{axis.doc}; here {_value(here)}" if here is not None else axis.doc
+    description = f"{axis.doc}; here {_value(here)}" if here is not None else axis.doc
     taken = ", ".join(_value(v) for v in (*axis.choices, *axis.words))
-    return f"{said}; takes {taken}" if taken else said
+    return f"{description}; takes {taken}" if taken else description
 
 
 def _value(value: object) -> str:
@@ -137,7 +137,7 @@ def _recipes() -> list[tuple[str, str]]:
 
 
 def _whose(table: ExtensionTable[Any], name: str) -> str:
-    """The package that an entry is of, before what is said of it; "" for ours."""
+    """The package of an entry, which its description begins with; "" for ours."""
     return f"[{owner.owner}, not ours] " if (owner := table.owner(name)) else ""
 
 

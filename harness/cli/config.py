@@ -218,7 +218,7 @@ def _in_our_words(error: Exception, words: Sequence[str], sweep: str) -> str:
     cause: BaseException = error
     while not isinstance(cause, OmegaConfBaseException) and (below := cause.__cause__ or cause.__context__):
         cause = below
-    said, merged = _first_line(cause), _first_line(error)
+    message, merged = _first_line(cause), _first_line(error)
     for word in words:
         key = word.lstrip("+").partition("=")[0]
         if "Ambiguous value" in merged and word in merged:
@@ -232,12 +232,14 @@ def _in_our_words(error: Exception, words: Sequence[str], sweep: str) -> str:
         if merged.startswith((f"Could not override '{key}'", f"Error merging override {word}")):
             return f"unknown key {key!r}: sweep {sweep!r} has none of that name to set"
     if isinstance(cause, InterpolationResolutionError):
-        return f"{cause.full_key}: nothing to fill in for ${{...}}: {said.rpartition('interpolation: ')[2]}"
+        return (
+            f"{cause.full_key}: nothing to fill in for ${{...}}: {message.rpartition('interpolation: ')[2]}"
+        )
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         return f"sweep {sweep!r}: unknown key {cause.full_key!r}"
     if isinstance(cause, ValidationError) and cause.full_key:
         return f"sweep {sweep!r}: {cause.full_key}: expected {_expected_of(str(cause.full_key))}"
-    return f"sweep {sweep!r}: {said}"
+    return f"sweep {sweep!r}: {message}"
 
 
 def _expected_of(key: str) -> str:

@@ -203,7 +203,7 @@ def conclusion(device: str, findings: Sequence[ProbeResult]) -> tuple[str, str]:
             "It can answer whether FP8's numerics, bytes and losses are right, not how fast a GPU is.",
             f"Next: {quick}; of a GPU that is not here: {ask}",
         )
-    if not any(area == "gemm" and not name.startswith("reference") for area, name in works):
+    if not any(area == "gemm" and BACKENDS[name].is_fp8 for area, name in works):
         return "It multiplies no FP8: it can answer for bf16 alone.", f"Next, of a GPU that does: {ask}"
     return (
         "It can answer whether FP8 is faster here, sound, and trains the same.",

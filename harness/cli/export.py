@@ -112,8 +112,9 @@ def main(argv: Sequence[str]) -> int:
         )
         return 0
     if options.output is None or options.output.suffix not in (".csv", ".parquet"):
+        given = "no -o" if options.output is None else f"-o {options.output}"
         raise UsageError(
-            f"-o {options.output}: expected a file to write, FILE.csv or FILE.parquet; or to=TRACKER"
+            f"{given}: expected -o FILE.csv or -o FILE.parquet; or to=tensorboard, wandb or mlflow"
         )
     run = store.find_run(options.run, options.results_dir)
     try:

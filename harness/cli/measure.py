@@ -102,18 +102,18 @@ def _run(
     writer = runlog.LoggingWriter(
         work.folder, run_id=work.run_id, sweep=config.name, env_id=env_id, env=env, about=about
     )
-    said = [f"resumed although changed: {change}" for change in work.changed]
+    notes = [f"resumed although changed: {change}" for change in work.changed]
     if not config.quiet and config.run_id is None and config.resume is None:
-        said.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
+        notes.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
     if config.budget_s is not None and not config.quiet:
-        said.append(f"budget_s={config.budget_s:g}: no case starts after {duration(config.budget_s)}")
+        notes.append(f"budget_s={config.budget_s:g}: no case starts after {duration(config.budget_s)}")
     if config.device == "cpu" and not config.quiet and _compares_speed(plan):
-        said.append(NO_SPEED)
+        notes.append(NO_SPEED)
         if config.budget_s is None and (least := _least_s(plan, work)) >= WORTH_SAYING_S:
-            said.append(
+            notes.append(
                 f"it takes {duration(least)} or more, at the rate at which this CPU multiplies now; fewer arms= take less"
             )
-    for line in said:
+    for line in notes:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     note = runlog.ProgressFile(writer)
     with runlog.recorded(writer, note):
@@ -136,7 +136,7 @@ def _run(
             f"report   python -m harness report {work.folder.parent}, once all shards have ended\n"
         )
     if outcome.message:
-        again = f": resume={work.run_id} goes on" if outcome.state == "interrupted" else ""
+        again = f": resume={work.run_id} continues it" if outcome.state == "interrupted" else ""
         raw_output.refuse(f"{outcome.message}{again}")
         return 2
     return 1 if outcome.statuses["failed"] or kept else 0
@@ -303,11 +303,11 @@ def _finish(config: SweepConfig, outcome: RunOutcome, plan: SweepPlan, folder: P
     out, kept = sys.stdout.write, 0
     out(ended)
     for status in ("failed", "skipped"):
-        told = [(reason, of) for (what, reason), of in outcome.reasons.items() if what == status]
-        told.sort(key=lambda told: -len(told[1]))
-        for reason, of in told[:TOLD]:
+        reasons = [(reason, of) for (what, reason), of in outcome.reasons.items() if what == status]
+        reasons.sort(key=lambda entry: -len(entry[1]))
+        for reason, of in reasons[:TOLD]:
             out(f"  {len(of)} {status}: {', '.join(few(of))}: {reason}\n")
-        if left := sum(len(of) for _, of in told[TOLD:]):
+        if left := sum(len(of) for _, of in reasons[TOLD:]):
             out(f"  {left} {status} for other reasons, which the report names\n")
     for line in nothing_compared(plan):
         out(f"  {line}\n")
@@ -337,6 +337,8 @@ def _print_findings(folder: Path, judged: bool = True) -> int:
     problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
     sys.stdout.write("".join(f"warning: {problem}\n" for problem in problems))
     verdicts = verdict.judge(frame)
-    said = printer.as_text(verdict.StoredVerdicts(verdicts)) if judged else "not judged: train.judge=false\n"
-    sys.stdout.write(said + printer.as_text(diagnosis.Diagnosis(diagnosis.findings(frame, verdicts))))
+    output = (
+        printer.as_text(verdict.StoredVerdicts(verdicts)) if judged else "not judged: train.judge=false\n"
+    )
+    sys.stdout.write(output + printer.as_text(diagnosis.Diagnosis(diagnosis.findings(frame, verdicts))))
     return int((frame["status"] == "failed").sum())

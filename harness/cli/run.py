@@ -50,13 +50,13 @@ def run_request(request: Request) -> int:
         if not config.dry_run:
             return measure.run_plan(request, plan, gpus, shard)
     left = measure.left_to_run(config, plan, gpus, shard) if config.resume else []
-    said = [
+    lines = [
         *describe(plan),
         *left,
         *made_up,
         *_called_for_a_dry_run(config),
     ]
-    sys.stdout.write("\n".join(said) + "\n")
+    sys.stdout.write("\n".join(lines) + "\n")
     if needed := seeds_needed(config, plan):
         from harness.store import printer
 

@@ -134,7 +134,7 @@ def listed_run(folder: Path, reports: Path) -> ListedRun:
     try:
         machines = load([folder], reports).machines
     except UsageError as error:
-        says = str(error) if any(folder.rglob("*.parquet")) else "no rows"
-        return ListedRun(folder.name, began, state, whose, str(about.get("sweep", "")), says, shown)
-    says = " ".join(FirstScreen.of(m).lines()[0] for m in machines)
-    return ListedRun(folder.name, began, state, whose, "; ".join(m.subject for m in machines), says, shown)
+        summary = str(error) if any(folder.rglob("*.parquet")) else "no rows"
+        return ListedRun(folder.name, began, state, whose, str(about.get("sweep", "")), summary, shown)
+    summary = " ".join(FirstScreen.of(m).lines()[0] for m in machines)
+    return ListedRun(folder.name, began, state, whose, "; ".join(m.subject for m in machines), summary, shown)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from harness.engine.plan import SweepPlan
     from harness.engine.settings import SweepConfig
     from harness.judge.verdict.stored_noise import SeedsNeeded
+    from harness.store.case import Arm
 
 PUBLISHED = Path("results/published")
 
@@ -30,12 +31,12 @@ def seeds_needed(config: SweepConfig, plan: SweepPlan) -> SeedsNeeded | None:
     from harness.judge.verdict import rows
     from harness.judge.verdict.stored_noise import SeedsNeeded
 
-    request: dict[str, tuple[dict[str, Any], Counter[str]]] = {}
+    request: dict[str, tuple[dict[str, Any], Counter[Arm]]] = {}
     for planned in training:
         axes = json.loads(planned.case.axes_json)
         axes.pop("seed", None)
         _, arms = request.setdefault(json.dumps(axes, sort_keys=True), (axes, Counter()))
-        arms.update(planned.runnable)
+        arms.update(planned.suite.ARMS[name].record(name) for name in planned.runnable)
     stored = []
     if folders := _runs(rows.SUITE, Path(config.results_dir), PUBLISHED):
         from harness import store  # pandas
@@ -44,12 +45,12 @@ def seeds_needed(config: SweepConfig, plan: SweepPlan) -> SeedsNeeded | None:
     return SeedsNeeded.of(list(request.values()), stored)
 
 
-def _runs(suite: str, *places: Path) -> list[Path]:
+def _runs(suite: str, *folders: Path) -> list[Path]:
     """Folders of the runs and shards of a suite below some folders, known by their _run.json."""
     found = {}
     for file in sorted(
         {
-            file.resolve(): file for place in places for file in run_files.below(place, run_files.ABOUT)
+            file.resolve(): file for folder in folders for file in run_files.below(folder, run_files.ABOUT)
         }.values()
     ):
         config = run_files.read_about(file.parent).get("config", {})

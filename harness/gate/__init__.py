@@ -87,8 +87,8 @@ def _contradiction(options: Options) -> str:
     unset = Options()
     for name in (each.name for each in fields(options)):
         if getattr(options, name) != getattr(unset, name) and name not in (*TAKES[mode], *OF_EACH):
-            said = repr(options.words[0]) if name == "words" else f"--{name.replace('_', '-')}"
-            return f"{said} does not go with {mode}"
+            word = repr(options.words[0]) if name == "words" else f"--{name.replace('_', '-')}"
+            return f"{word} does not go with {mode}"
     if options.candidate and not options.baseline:
         return "--candidate needs --baseline RUN"
     if options.command is not None and not options.command.strip():
@@ -147,7 +147,7 @@ def _session(
     from harness.gate.runner import Session
 
     results = options.results_dir.resolve() if options.against else options.results_dir
-    return Session(instrument, policy, results, stored, options.machine_free, notes, tell=_report)
+    return Session(instrument, policy, results, stored, options.machine_free, notes, report=_report)
 
 
 def _measure_one(options: Options, policy: Policy) -> GateAnswer | None:

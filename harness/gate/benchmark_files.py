@@ -88,8 +88,8 @@ def side_of_files(paths: Sequence[Path], role: Literal["baseline", "candidate"])
 def write_run(found: Benchmarks, path: Path, folder: Path, run_id: str) -> None:
     """Writes what a file holds as one run."""
     try:  # when the tests ran, as the file says it in its own zone
-        said = datetime.fromisoformat(str(found.document.get("datetime")))
-        made_at = said.isoformat(timespec="milliseconds")
+        ran_at = datetime.fromisoformat(str(found.document.get("datetime")))
+        made_at = ran_at.isoformat(timespec="milliseconds")
     except ValueError:
         made_at = ""
     about = {
@@ -157,9 +157,9 @@ def _row(test: Any, maker: str) -> Measurement:
         raise ValueError(
             f"{name} holds a time that is not a positive number: {min(data):g} s among {len(data)}"
         )
-    said = {"better": "higher" if higher else "lower", **({"unit": unit} if unit else {})}
+    direction = {"better": "higher" if higher else "lower", **({"unit": unit} if unit else {})}
     if not higher and unit in MILLISECONDS:
-        data, said["unit"] = [s * MILLISECONDS[unit] for s in data], "s"
+        data, direction["unit"] = [s * MILLISECONDS[unit] for s in data], "s"
     else:
         data = [1e3 / s if higher else 1e3 * s for s in data]
     case = Case.of(SUITE, {"test": name, "group": str(test.get("group") or "")})
@@ -175,7 +175,7 @@ def _row(test: Any, maker: str) -> Measurement:
         resolved={
             "timed": f"one call, by {maker}",
             "iterations": stats.get("iterations"),
-            **(said if about else {}),
+            **(direction if about else {}),
             **({"extra_info": extra} if extra else {}),
         },
         samples=tuple(data),

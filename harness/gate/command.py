@@ -144,12 +144,12 @@ def _note(process: int, before: bytes, programs: dict[int, Path]) -> None:
     if not (root / "self").exists():
         programs[0] = Path("unknown")
     with suppress(OSError, ValueError):
-        said = (root / f"{process}/cmdline").read_bytes()
-        if said not in (before, b""):
+        cmdline = (root / f"{process}/cmdline").read_bytes()
+        if cmdline not in (before, b""):
             programs[process] = (root / f"{process}/exe").readlink()
         for file in root.glob(f"{process}/task/*/children"):
             for child in map(int, file.read_text().split()):
-                _note(child, said, programs)
+                _note(child, cmdline, programs)
 
 
 def _left_behind(mark: str) -> tuple[float, str]:
@@ -195,7 +195,7 @@ def contained() -> Iterator[None]:
 
 
 def last_line(output: Path) -> str:
-    """What a command said last that says something; pytest's own summary line comes after its reason."""
+    """The last line of a command that explains something; pytest's own summary line comes after its reason."""
     texts = (file.read_text(errors="replace") for file in (output, errors_of(output)) if file.exists())
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith("E  ") or "Error" in line]
@@ -254,7 +254,7 @@ class Commanded(Instrument):
     rounds: int = 0
     step: str = COMMAND
 
-    def set_up(self, tell: Callable[[str], None]) -> None:
+    def set_up(self, report: Callable[[str], None]) -> None:
         """Runs the set-up once in each tree.
 
         Raises:
@@ -270,7 +270,7 @@ class Commanded(Instrument):
             output, env = self.scratch / f"setup-{side}", dict(os.environ)
             with self._left_alone("set-up", side, [s for s in self.trees if s != side]):
                 seconds, fault = run_shell(command, self.trees[side] / self.inside, None, output, env)
-            tell(f"set up the {side} in {seconds:.0f} s" + (f": {fault.reason}" if fault else ""))
+            report(f"set up the {side} in {seconds:.0f} s" + (f": {fault.reason}" if fault else ""))
             if fault:
                 faults[side] = fault
             side_of = self.ran.sides[side]  # it may write files of its own tree
@@ -453,11 +453,11 @@ class Commanded(Instrument):
             SideError: on one side alone.
             GateError: on both sides (exit 2).
         """
-        said = "; ".join(f"{side}: {fault.reason}" for side, fault in faults.items())
+        faulty = "; ".join(f"{side}: {fault.reason}" for side, fault in faults.items())
         if len(faults) > 1:
-            raise GateError(Exit.USAGE, f"the {self.step} works on neither side ({said}): {line}")
+            raise GateError(Exit.USAGE, f"the {self.step} works on neither side ({faulty}): {line}")
         ((side, fault),) = faults.items()
-        why = f"the {self.step} fails on the {said}"
+        why = f"the {self.step} fails on the {faulty}"
         if fault.ended:
             why += "; ended by a signal, not started (126, 127 and above) or without a figure"
         elif side == "baseline":

@@ -42,8 +42,8 @@ def doubt(timed: Sequence[Unit], policy: Policy, date: datetime.date, *, paired:
     for unit, hidden in zip(units, _hidden(units, policy, paired=paired), strict=True):
         doubts = _odd(unit, policy, date) + hidden
         before, after = (
-            f"{said.get('unit', 's')}, {said.get('better', 'lower')} is better"
-            for said in _stated_facts(unit)
+            f"{facts.get('unit', 's')}, {facts.get('better', 'lower')} is better"
+            for facts in _stated_facts(unit)
         )
         if before != after:
             doubts = [f"the baseline's are {before}, the candidate's {after}"]
@@ -71,7 +71,7 @@ def _odd(unit: Unit, policy: Policy, date: datetime.date) -> list[str]:
         [float(np.median([of(x) for x in side])) if side else math.nan for side in rounds]
         for of in (len, np.sum)
     )
-    calls = [float(said.get("iterations") or 1) for said in _stated_facts(unit)]
+    calls = [float(facts.get("iterations") or 1) for facts in _stated_facts(unit)]
     if counts[1] < FEWER * counts[0] and seconds[1] * calls[1] < LESS * seconds[0] * calls[0]:
         found.append(f"{counts[1]:g} samples a round in place of {counts[0]:g}, in less time: work not done")
     alike = [len(side) > 1 and np.unique(np.concatenate(side)).size == 1 for side in rounds]

@@ -55,7 +55,7 @@ CONDITIONS = {
 
 @dataclass(frozen=True)
 class Matched:
-    """All units of two sides, the control's rounds, and what has to be told of them."""
+    """All units of two sides, the control's rounds, and remarks on them."""
 
     units: list[Unit]
     control: Vector  # empty where there is none or no time is judged, NaN where it failed or is no time
@@ -234,7 +234,7 @@ def _declared(timed: Unit, policy: Policy, releases: list[str]) -> Iterator[Unit
         return
     stated = [{**parse(rows[0].resolved), "bytes_moved": rows[0].bytes_moved} for rows in timed.rows]
     for name, better in {"bytes_moved": "lower", **policy.facts}.items():
-        before, after = (number(said.get(name)) for said in stated)
+        before, after = (number(facts.get(name)) for facts in stated)
         if not before >= 0:
             continue
         unit = Unit(

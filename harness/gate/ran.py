@@ -130,7 +130,7 @@ class SideFiles:
 
 @dataclass
 class FilesRan:
-    """Both sides, the checkout that they come from, and what may be said of the change.
+    """Both sides, the checkout that they come from, and what may be concluded of the change.
 
     Attributes:
         sides: by name.

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -112,10 +112,10 @@ class GateAnswer:
 
     def data(self) -> dict[str, Any]:
         """Everything, for a program."""
-        said: dict[str, Any] = {"format": FORMAT, "verdict": self.head, "exit_code": int(self.code)}
+        document: dict[str, Any] = {"format": FORMAT, "verdict": self.head, "exit_code": int(self.code)}
         if (j := self.judgement) is None:
-            return said | {"reason": self.text}
-        return said | {
+            return document | {"reason": self.text}
+        return document | {
             "date": j.date.isoformat(),
             "mode": j.mode,
             "session": j.baseline.session if j.mode == "paired" else "",
@@ -123,7 +123,7 @@ class GateAnswer:
                 name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
                 for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
             },
-            "control": asdict(j.control),
+            "control": printer.picked(j.control, "moved reason change low high rounds"),
             "counts": {str(v): j.counted[v] for v in ORDER},
             "notes": list(j.notes),
             "findings": [_finding(f) for f in j.findings],
@@ -187,19 +187,19 @@ def comment(answer: GateAnswer) -> str:
 
 
 def _cases(answer: GateAnswer) -> list[printer.JUnitCase]:
-    """One test a unit, and one for the whole. What does not count, a regression that is allowed or only told, is skipped as what is
+    """One test a unit, and one for the whole. What does not count, a regression that is allowed or only reported, is skipped as what is
     open.
     """
     tests = []
     for f in answer.findings:
         is_open = f.verdict in (UnitVerdict.REGRESSED, UnitVerdict.INCONCLUSIVE)
         outcome = "failure" if f.counts else "skipped" if is_open else ""
-        group, said = f"{f.key.suite}.{f.case}", f"{f.verdict}: {f.reason}"
-        tests.append(printer.JUnitCase(group, _name(f), outcome, said, str(f.verdict)))
+        group, message = f"{f.key.suite}.{f.case}", f"{f.verdict}: {f.reason}"
+        tests.append(printer.JUnitCase(group, _name(f), outcome, message, str(f.verdict)))
     failed = answer.code in (Exit.REGRESSED, Exit.NUMERICS)
     whole = "failure" if failed else "error" if answer.code else "system-out"
-    said = ": ".join(filter(None, (answer.head, answer.text)))
-    return [*tests, printer.JUnitCase("gate", "verdict", whole, said, answer.code.name)]
+    message = ": ".join(filter(None, (answer.head, answer.text)))
+    return [*tests, printer.JUnitCase("gate", "verdict", whole, message, answer.code.name)]
 
 
 def junit(answer: GateAnswer) -> str:
@@ -230,9 +230,9 @@ def _name(f: Unit) -> str:
     return " ".join(filter(None, (key.arm, key.metric, key.regime, key.part)))
 
 
-def _command(kind: str, title: str, said: str, file: str = "") -> str:
+def _command(kind: str, title: str, message: str, file: str = "") -> str:
     named = f"file={_escaped(file, PROPERTY)}," if file else ""
-    return f"::{kind} {named}title={_escaped(title, PROPERTY)}::{_escaped(said, DATA)}"
+    return f"::{kind} {named}title={_escaped(title, PROPERTY)}::{_escaped(message, DATA)}"
 
 
 def as_json(answer: GateAnswer) -> str:
@@ -258,7 +258,7 @@ def _finding(f: Unit) -> dict[str, Any]:
         "p": f.decision.p,
         "p_confirm": f.decision.p_confirm,
         "more_rounds": f.decision.more,
-        "cause": f.cause and f.cause._asdict(),
+        "cause": f.cause and printer.picked(f.cause, "name evidence"),
         "allowed_until": f.allowed and f.allowed.until.isoformat(),
     }
 
@@ -374,7 +374,7 @@ def _is_stored(place: Path, run: Path) -> bool:
 
 
 def write_answer(answer: GateAnswer, options: Options) -> None:
-    """Says the answer in every form that was asked for; a refusal itself is said by the caller.
+    """Writes the answer in every form that was asked for; the caller prints a refusal.
 
     Raises:
         UsageError: a file of a judgement can't be written.
@@ -398,7 +398,7 @@ def write_answer(answer: GateAnswer, options: Options) -> None:
                 with Path(path).open("a" if summary else "w", encoding="utf-8") as file:
                     file.write(form(answer) + "\n" * summary)
         except OSError as error:
-            said = f"cannot write {path} ({error.strerror})"
+            failure = f"cannot write {path} ({error.strerror})"
             if judged and not summary:  # no verdict is worth less because a page could not show it
-                raise UsageError(f"{said}; the verdict is printed above") from error
-            sys.stderr.write(f"warning: {said}\n")
+                raise UsageError(f"{failure}; the verdict is printed above") from error
+            sys.stderr.write(f"warning: {failure}\n")

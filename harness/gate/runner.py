@@ -92,7 +92,7 @@ class Instrument:
     words: Sequence[str]
     blocks: int
 
-    def set_up(self, tell: Callable[[str], None]) -> None:
+    def set_up(self, report: Callable[[str], None]) -> None:
         """Makes the trees ready; takes none of the time allowed.
 
         Raises:
@@ -126,7 +126,7 @@ class Session:
         results_dir: the session is stored in `<results_dir>/gate/<session>/`.
         stored_baseline: a run, where no tree of a baseline is measured.
         machine_free: see `judge`.
-        notes: what is told with the verdict, whatever it is.
+        notes: printed with the verdict, whatever it is.
         rounds: measured to their end so far, in all stages.
     """
 
@@ -136,7 +136,7 @@ class Session:
     stored_baseline: str | None = None
     machine_free: bool = False
     notes: tuple[str, ...] = ()
-    tell: Callable[[str], None] = lambda line: None
+    report: Callable[[str], None] = lambda line: None
     clock: Callable[[], float] = time.monotonic
     rounds: int = 0
 
@@ -206,7 +206,9 @@ class Session:
                 raise self._too_slow(least + reserve, now - begun)
             spent, longest = now - started, max(longest, now - begun)
             remaining = min(spent / done * (pairs - done), ends - now)
-            self.tell(f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {remaining:.0f} s left")
+            self.report(
+                f"stage {number}, round {done} of {pairs}, {spent:.0f} s, about {remaining:.0f} s left"
+            )
             if done == pairs and reserve and (room := held()) >= 1:
                 store_so_far()
                 judgement = self.judge()
@@ -216,7 +218,7 @@ class Session:
                     pairs += missing(ahead, done, room)
                     looks += pairs > done
         if done < pairs:
-            self.tell(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
+            self.report(f"stage {number}: the time allowed holds {done} of {pairs} rounds")
         if done:
             store_so_far()
         return done
@@ -306,7 +308,7 @@ class Session:
         least, reserve = (FEWEST_TO_FLAG, FEWEST_TO_CLAIM) if decides else (1, 0)
         judgement: Judgement | None = None
         try:
-            self.instrument.set_up(self.tell)
+            self.instrument.set_up(self.report)
             ends = self.clock() + allowed_s
             if not self.stage(1, policy.pairs, ends=ends, least=least, reserve=reserve):
                 raise GateError(
@@ -316,7 +318,9 @@ class Session:
             judgement = self.judge()
             if judgement.to_confirm and not judgement.control.moved:
                 pairs = max(policy.confirm_pairs, FEWEST_TO_CLAIM)
-                self.tell(f"{len(judgement.to_confirm)} cases are flagged and measured again, {pairs} rounds")
+                self.report(
+                    f"{len(judgement.to_confirm)} cases are flagged and measured again, {pairs} rounds"
+                )
                 if self.stage(2, pairs, judgement.to_confirm, ends):
                     judgement = self.judge()
         except SideError as error:

@@ -50,7 +50,7 @@ APART = (
 
 
 class EndedError(RuntimeError):
-    """The sweep of a tree ended, or said nothing in time; the message says which.
+    """The sweep of a tree ended, or was silent for too long; the message names which.
 
     Attributes:
         code: its exit code; None where it was silent.
@@ -119,8 +119,8 @@ class Sweep:
         except (EOFError, OSError) as error:
             code = self._process.wait(10)
             lines = (self._folder / "output").read_text(errors="replace").strip().splitlines()
-            said = f": {lines[-1][:300]}" if lines else ""
-            raise EndedError(f"ended with code {code}{said}", code) from error
+            last_line = f": {lines[-1][:300]}" if lines else ""
+            raise EndedError(f"ended with code {code}{last_line}", code) from error
         return message
 
     def rows(self) -> pd.DataFrame:
@@ -194,8 +194,10 @@ class Sweeping(Instrument):
             raise no_start(side, self.trees[side], str(error), error.code) from error
         root = self.trees[side].resolve()
         if (plan.get("version"), plan.get("root")) != (VERSION, str(root)):
-            said = f"it answers {plan.get('version')} from {plan.get('root')}; expected {VERSION} from {root}"
-            raise no_start(side, root, said, REFUSED)
+            mismatch = (
+                f"it answers {plan.get('version')} from {plan.get('root')}; expected {VERSION} from {root}"
+            )
+            raise no_start(side, root, mismatch, REFUSED)
         return list(plan["cases"])
 
     def _case(self, this: GateRound, name: str, here: dict[str, Sweep]) -> dict[str, str]:
@@ -229,10 +231,10 @@ def no_start(side: str, tree: Path, reason: str, code: int | None) -> SideError:
         code: exit code of its command; None where it was silent.
     """
     how: How = "broken" if code in CRASHED else "refused" if code in (0, REFUSED) else "ended"
-    said = f"{side} ({tree}): {reason}" + (f"; {APART}" if side == "baseline" else "")
+    message = f"{side} ({tree}): {reason}" + (f"; {APART}" if side == "baseline" else "")
     if (side, how) == ("candidate", "broken"):
-        said = f"the candidate does not import or plan: {reason}"
-    return SideError(side, said, how, ("import", "harness and fp8core", "imports"))
+        message = f"the candidate does not import or plan: {reason}"
+    return SideError(side, message, how, ("import", "harness and fp8core", "imports"))
 
 
 def _require_time(this: GateRound) -> None:

@@ -19,7 +19,7 @@ from harness.advise import fp8_break_even
 from harness.advise.advised_arms import FLOOR, advised_arms
 from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
-from harness.store.case import WARMUP
+from harness.store.case import WARMUP, WITHOUT_FP8
 from harness.store.compare import TIMES, rows_of
 from harness.store.errors import Cause
 from harness.store.measurement import ProofOutcome, proof_outcome
@@ -85,7 +85,13 @@ class Finding:
 def _recipe(row: Row) -> str:
     """ "" of an arm without FP8."""
     name = str(parse(row["resolved"]).get("recipe") or "")
-    return "" if name in ("none", "None") else name
+    return "" if name in ("none", "None", *WITHOUT_FP8) else name
+
+
+def _scaling(row: Row) -> str:
+    """How a row's recipe scales: dynamic, delayed or static. Rows from before it was stored are of recipes with these names."""
+    stated = parse(row["resolved"]).get("scaling")
+    return str(stated or next((word for word in ("delayed", "static") if word in _recipe(row)), "dynamic"))
 
 
 def _setting(row: Row) -> dict[str, Any]:
@@ -346,11 +352,11 @@ def _diverged(run: Run, control: Run | None) -> str:
 
 def _worst_layers(material: DiagnosisInput, setup: StoredSetup, arm: str) -> list[str]:
     """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
-    looks = [r for r in material.rows.pick(part=bool, arm=arm) if _setting(r) == setup.axes]
+    sampled = [r for r in material.rows.pick(part=bool, arm=arm) if _setting(r) == setup.axes]
     lines, looked = [], []
     for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
         shares = [
-            (max(r["samples"]), r["part"]) for r in looks if r["metric"] == metric and len(r["samples"])
+            (max(r["samples"]), r["part"]) for r in sampled if r["metric"] == metric and len(r["samples"])
         ]
         share, part = max(shares, default=(0.0, ""))
         looked.append(bool(shares))
@@ -439,7 +445,7 @@ def frozen_scales(material: DiagnosisInput) -> Iterator[Finding]:
     """Delayed scales that stay where they are while the tensors move."""
     series: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for r in material.rows.pick(part=bool, metric=("scale_log2", "amax"), status="ok"):
-        if "delayed" in _recipe(r):
+        if _recipe(r) and _scaling(r) == "delayed":
             key = (r["run_id"], str(_setting(r)), r["arm"], r["part"])
             series.setdefault(key, {})[r["metric"]] = np.array(r["samples"])
     lines = []
@@ -448,8 +454,8 @@ def frozen_scales(material: DiagnosisInput) -> Iterator[Finding]:
             scales, sizes = found["scale_log2"], found["amax"]
             sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
             if sizes.size and np.ptp(scales) == 0 and sizes.max() > 2 * sizes.min():
-                looks = f"scale 2^{scales[0]:g} at all {scales.size} looks, amax {sizes.min():.3g} to {sizes.max():.3g}"
-                lines.append((arm, f"{part}: {looks}"))
+                course = f"scale 2^{scales[0]:g} at all {scales.size} looks, amax {sizes.min():.3g} to {sizes.max():.3g}"
+                lines.append((arm, f"{part}: {course}"))
     for arm, tensors in gathered(lines).items():
         yield Finding(
             f"{arm}: {len(tensors)} delayed scale{' never moves' if len(tensors) == 1 else 's never move'}",
@@ -470,9 +476,8 @@ def unhealthy_casts(material: DiagnosisInput) -> Iterator[Finding]:
         if not values:
             continue
         most, least = max(values), min(values)
-        is_dynamic = not any(word in _recipe(r) for word in ("delayed", "static"))
         own = alarms.setdefault(r["arm"], {kind: [] for kind in CASTS})
-        if metric == "saturated_frac" and is_dynamic and most > 0:
+        if metric == "saturated_frac" and most > 0 and _scaling(r) == "dynamic":
             own["saturated"].append((-most, part, f"{100 * most:.3g} % saturated"))
         elif metric == "underflow_frac" and most > UNDERFLOW_ALARM:
             own["underflow"].append((-most, part, f"{100 * most:.3g} % underflow"))

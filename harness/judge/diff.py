@@ -156,13 +156,13 @@ class RunChanges:
             "no time in common"
         ]
         summary += [f"{len(self.broken)} without a time now"] * bool(self.broken)
-        told = [f"{' -> '.join(self.names)}: {', '.join(summary)}"]
+        lines = [f"{' -> '.join(self.names)}: {', '.join(summary)}"]
         if {"gpu", "device"} & self.environment.keys():
-            told.append("another device: times differ for that reason; compare speedups within each run")
-        told += [CPU_CAUTION] * self.cpu
+            lines.append("another device: times differ for that reason; compare speedups within each run")
+        lines += [CPU_CAUTION] * self.cpu
         causes = dict.fromkeys(t.cause for t in self.times if t.cause)
-        told += [f"{cause}: {CAUSES[cause]}" for cause in causes]
-        return [*told, POLICY] if self.times else told
+        lines += [f"{cause}: {CAUSES[cause]}" for cause in causes]
+        return [*lines, POLICY] if self.times else lines
 
     def tables(self) -> list[Table]:
         """What changed first, then times by how far they moved, then where the time went."""

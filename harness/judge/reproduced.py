@@ -1,4 +1,4 @@
-"""Reproduced: whether a peer does here what its own authors publish of it, before anything is said of it beside ours.
+"""Reproduced: whether a peer does here what its own authors publish of it, before it is compared with ours.
 
 A figure of ours counts as theirs where it was measured at their shape; at any other shape it can contradict them, and the words
 then name both shapes, but it confirms nothing.

@@ -41,12 +41,12 @@ def shared(material: Material) -> tuple[Section, ...]:
 
 def names(machines: Sequence[Machine]) -> list[str]:
     """A name for each machine; equal names get what else differs between the machines."""
-    told = []
+    names = []
     for m in machines:
         envs = [o.env for o in machines if o.name == m.name]
         fields = [f for f in m.env if len({json.dumps(e.get(f)) for e in envs}) > 1 and f not in _OTHERWISE]
-        told.append(", ".join([m.name, *(f"{f.replace('_', ' ')} {m.env.get(f)}" for f in fields[:2])]))
-    return told
+        names.append(", ".join([m.name, *(f"{f.replace('_', ' ')} {m.env.get(f)}" for f in fields[:2])]))
+    return names
 
 
 def across_machines(material: Material) -> list[Table]:
@@ -76,8 +76,10 @@ def _table(
                 f"machine {i}": together([own[key][case] for case in common]) for i, own in enumerate(found)
             }
             about = dict(zip(keys, key, strict=True))
-            said = [m.reproductions[about["arm"]].words for m in machines if about["arm"] in m.reproductions]
-            arm = Cell(about["arm"], about["arm"], note="; ".join(dict.fromkeys(said)))
+            reproduced = [
+                m.reproductions[about["arm"]].words for m in machines if about["arm"] in m.reproductions
+            ]
+            arm = Cell(about["arm"], about["arm"], note="; ".join(dict.fromkeys(reproduced)))
             records.append(about | {"arm": arm} | own | {"shared cases": len(common)})
     across = [number(title, f"machine {i}") for i, title in enumerate(names(machines))]
     columns = [*(Column(key) for key in keys), number("shared cases", show=str), *across]

@@ -62,8 +62,8 @@ def described(machine: Machine) -> str:
 @cache
 def names() -> dict[str, tuple[str, str]]:
     """Fields of the environment fingerprint with a name, and a unit, of their own; all others follow as they are."""
-    said = beside(__file__, "environment.yaml")
-    return {key: (each, "") if isinstance(each, str) else tuple(each) for key, each in said.items()}
+    labels = beside(__file__, "environment.yaml")
+    return {key: (each, "") if isinstance(each, str) else tuple(each) for key, each in labels.items()}
 
 
 def _peaks(machine: Machine) -> list[tuple[str, str]]:
@@ -103,11 +103,11 @@ def _how_timed(machine: Machine) -> list[tuple[str, str]]:
     words = {"method": "timing method", "l2": "L2 before a sample", "stop_reason": "stopped because"}
     words |= {"throttled": "rows timed while throttled", "contended": "rows timed while another process ran"}
     for key, name in words.items():
-        told = [t[key] for t in timings if t.get(key) is not None]
-        seen = Counter(map(str, told)).most_common()
+        values = [t[key] for t in timings if t.get(key) is not None]
+        seen = Counter(map(str, values)).most_common()
         shown = ", ".join(f"{value} ({count})" for value, count in seen)
         if key in ("throttled", "contended"):
-            shown = f"{sum(map(bool, told))} of {len(told)}" if told else text.NONE * bool(timings)
+            shown = f"{sum(map(bool, values))} of {len(values)}" if values else text.NONE * bool(timings)
         out += [(name, shown)] * bool(shown)
     if clocks.size:
         low, middle, high = (text.number(float(q), 4) for q in np.quantile(clocks, (0, 0.5, 1)))

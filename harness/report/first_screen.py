@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from harness.report.standings import Standing
     from harness.store.printer import Table, Tone
 
-STATED = {  # yes, partly, no, can't tell
+STATED = {  # yes, partly, no, can't tell; in the order in which they are printed
+    "speed": (
+        "FP8 is faster here",
+        "FP8 is faster here in part",
+        "FP8 is not faster here",
+        "can't tell whether FP8 is faster here",
+    ),
     "sound": (
         "numerically sound",
         "numerically sound in part",
         "not numerically sound",
         "not settled whether it is numerically sound",
-    ),
-    "ran": (
-        "FP8 really ran",
-        "FP8 is proved to have run in part",
-        "FP8 did not run as asked",
-        "not settled whether FP8 really ran",
     ),
     "same": (
         "it trains the same",
@@ -37,11 +37,11 @@ STATED = {  # yes, partly, no, can't tell
         "it does not train the same",
         "not settled whether it trains the same",
     ),
-    "speed": (
-        "FP8 is faster here",
-        "FP8 is faster here in part",
-        "FP8 is not faster here",
-        "can't tell whether FP8 is faster here",
+    "ran": (
+        "FP8 really ran",
+        "FP8 is proved to have run in part",
+        "FP8 did not run as asked",
+        "not settled whether FP8 really ran",
     ),
 }
 
@@ -141,16 +141,19 @@ class FirstScreen:
 
     def lines(self) -> list[str]:
         """The verdict, then what is open, what holds of the named arm, and the arms in doubt or without a figure."""
-        speed, *others = self.answers
-        refuted = self.refuted
+        speed, refuted = self.answers[0], self.refuted
+        # What these runs measured comes first
+        first, *others = sorted(
+            self.answers[self.on_cpu :], key=lambda a: (not a.has_evidence, list(STATED).index(a.about))
+        )
         words = _words(self.arm) if self.arm else ""
         against = ", ".join(self.against)
         if refuted:
             verdict = f"do not switch FP8 on from these runs: {refuted[0].clause}."
         elif self.on_cpu:
-            verdict = f"a CPU says nothing about speed. {capital(_stated(others[0]))}"
+            verdict = f"a CPU says nothing about speed. {capital(_stated(first))}"
         elif not words:
-            verdict = _stated(speed)
+            verdict = _stated(first)
         elif not self.is_gain:
             verdict = (
                 f"not shown that FP8 pays here: {words}, but {against or 'it is no gain beyond the noise'}."
@@ -162,8 +165,9 @@ class FirstScreen:
             *map(_stated, refuted[1:]),
         ]
         found += [f"Times alone: {words}."] * bool(refuted and words)
-        is_open = [a for a in others if a.verdict in ("partly", "can't tell")]
-        found += map(_stated, is_open if refuted or words else others[self.on_cpu :])
+        others = [first, *others] if refuted or words else others
+        is_open = [a for a in others if a.about != "speed" and a.verdict in ("partly", "can't tell")]
+        found += map(_stated, is_open if refuted or words else others)
         found += self._of_the_named()
         alike = sorted((self.doubted or {}).items(), key=lambda group: -group[0].count(", "))
         doubted = [f"{text.some(arms, MOST_NAMED, ', ')} ({why})" for why, arms in alike]

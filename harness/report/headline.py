@@ -78,14 +78,14 @@ def headline(machine: Machine, rows: Sequence[HeadlineRow]) -> Table | None:
     if not rows:
         return None
     left = len(standings(machine)) - len(rows)
-    said = [f"{text.plural(left, 'more arm')} in the tables below."] * bool(left)
+    caption = [f"{text.plural(left, 'more arm')} in the tables below."] * bool(left)
     shown, what = len(COLUMNS), rows[0][-1]
     if what.text and all(row[-1] == what for row in rows):
         shown -= 1
-        said.append(f"All of {what.text}: {what.note}.")
+        caption.append(f"All of {what.text}: {what.note}.")
     headings, cells = [c.heading for c in COLUMNS[:shown]], [row[:shown] for row in rows]
     key = f"headline-{machine.env_id}"
-    return filled(Table(key, headings, cells, " ".join(said), sortable=False, as_cards=True))
+    return filled(Table(key, headings, cells, " ".join(caption), sortable=False, as_cards=True))
 
 
 def _title(machine: Machine, standing: Standing) -> str:

@@ -93,8 +93,8 @@ def _losses(found: CurveVerdict) -> Chart:
     sides = [np.array([np.interp(steps, r.steps, r.values) for r in runs]) for runs in found.sides]
     limit = 100 * found.margin
     made.axes.axhspan(-limit, limit, color=BAND, label="margin")
-    looks: Any = {"color": INK, "linestyle": "--"}, {"color": SERIES[1]}
-    for losses, name, look in zip(sides, SIDES, looks, strict=True):
+    styles: Any = {"color": INK, "linestyle": "--"}, {"color": SERIES[1]}
+    for losses, name, look in zip(sides, SIDES, styles, strict=True):
         gaps = np.ma.masked_invalid(100 * (losses / np.ma.masked_invalid(sides[0]).mean(axis=0) - 1))
         limit = max(limit, 400 * found.margin, float(np.ma.max(np.abs(gaps[:, steps.size // 2 :])) or 0))
         made.axes.plot(steps, gaps.T, label=[name, *[""] * (len(losses) - 1)], linewidth=0.7, **look)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SUITE = "parallel"
 GB = 1e9
-REFUSES = "refuses: "  # before what fp8core said; the word of the cell says it already
+REFUSES = "refuses: "  # before the message of fp8core; the cell's own word repeats it
 _OTHERWISE = {
     "emulated": "emulated",
     "weights_gathered_as": "weights",
@@ -71,7 +71,7 @@ def reasons(machine: Machine) -> Table:
 
 
 def _notes(record: Record) -> list[tuple[str, str]]:
-    """What is to be said of a cell beside that it runs."""
+    """Remarks on a cell beside that it runs."""
     if record["status"] != "ok":
         return [(_word(record), text.reason(str(record["reason"])).removeprefix(REFUSES))]
     found = []

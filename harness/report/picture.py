@@ -52,8 +52,8 @@ def _gains(machine: Machine) -> Chart | None:
     found = every[:MOST_ARMS]
     against = [doubts(machine, s.arm) for s in found]
     verdicts = [[p["verdict"] for p in s.pairs] for s in found]
-    told = [tally(own) if len(own) > 1 else own[0] for own in verdicts]
-    rows = [f"{text.short(s.arm, 32)}\n{each}" for s, each in zip(found, told, strict=True)]
+    tallies = [tally(own) if len(own) > 1 else own[0] for own in verdicts]
+    rows = [f"{text.short(s.arm, 32)}\n{each}" for s, each in zip(found, tallies, strict=True)]
     drawn = _sheet(machine, rows)
     axes, ends = drawn.axes, [1.0]
     axes.axvline(1, color=INK, linewidth=0.9)
@@ -63,14 +63,14 @@ def _gains(machine: Machine) -> Chart | None:
     axes.set(xlim=ratio_limits(ends), xlabel="speedup over bf16, same mode (log scale)")
     axes.fill_betweenx([], [], [], color=BAND, label="A/A noise floor")
     left = len(every) - len(found)
-    said = [
+    caption = [
         "Right of 1 FP8 is faster. Lines: 95 % intervals over rounds"
         + ", one a case; large marks: geometric means over cases" * any(len(s.pairs) > 1 for s in found),
         "Grey: how far one arm timed twice seems apart",
         *["Hollow: in doubt, as the table says"] * any(against),
         *[f"{text.plural(left, 'more arm')} below"] * bool(left),
     ]
-    return drawn.chart(f"Speedup over bf16, {what_of(every[0].suite)}", f"{'. '.join(said)}.")
+    return drawn.chart(f"Speedup over bf16, {what_of(every[0].suite)}", f"{'. '.join(caption)}.")
 
 
 def _sheet(machine: Machine, rows: Sequence[str]) -> Sheet:
@@ -85,9 +85,9 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
     dot = "." if len(pairs) > 1 else ""
     small = {"marker": dot, "markersize": 3, "color": style["color"], "linestyle": "none"}
     ends = [standing.gain]
-    places = [y + 0.62 * ((i + 0.5) / len(pairs) - 0.5) for i in range(len(pairs))]
-    bands(axes, zip(places, (p["floor"] for p in pairs), strict=True), 0.62 / len(pairs))
-    points = [(at, p["speedup"], p["low"], p["high"]) for at, p in zip(places, pairs, strict=True)]
+    heights = [y + 0.62 * ((i + 0.5) / len(pairs) - 0.5) for i in range(len(pairs))]
+    bands(axes, zip(heights, (p["floor"] for p in pairs), strict=True), 0.62 / len(pairs))
+    points = [(at, p["speedup"], p["low"], p["high"]) for at, p in zip(heights, pairs, strict=True)]
     ends += forest(axes, points, small, 1.6)
     axes.plot([standing.gain], [y], **style | {"markersize": 7.5})
     return ends
@@ -120,6 +120,6 @@ def _quality(machine: Machine) -> Chart | None:
     drawn.axes.set_xlabel("worst SQNR (dB), higher is better")
     drawn.axes.plot([], [], color=INK, linewidth=1.6, label="least accepted")
     left = len(by_recipe) - len(found)
-    said = "Worst SQNR of each recipe over its checked arms and results; 6 dB are one bit. Hollow: not passed or no bound."
+    caption = "Worst SQNR of each recipe over its checked arms and results; 6 dB are one bit. Hollow: not passed or no bound."
     more = f" {text.plural(left, 'more recipe')} below." * bool(left)
-    return drawn.chart("Quality of each recipe (measured on a CPU: no speed)", said + more)
+    return drawn.chart("Quality of each recipe (measured on a CPU: no speed)", caption + more)

@@ -312,7 +312,9 @@ def _worst(rows: pd.DataFrame, is_fp8: bool, bare: set[FigureKey]) -> Worst:
     bounds: dict[str, float] = {}
     for metric in (m for m in SQNR if m in least):
         own = rows[rows["metric"] == metric]
-        each = own["resolved"].map({told: _bound(told, metric) for told in own["resolved"].unique()})
+        each = own["resolved"].map(
+            {resolved: _bound(resolved, metric) for resolved in own["resolved"].unique()}
+        )
         place = int(
             (own["value"] - each.fillna(0.0)).to_numpy().argmin()
         )  # the first that is no number, where one is
@@ -342,7 +344,7 @@ def _evidence(rows: pd.DataFrame) -> str:
     """What the rows of an arm in a suite are evidence for, all of them: one that refutes makes the others prove nothing."""
     (first,) = rows_of(rows.iloc[:1])
     older = _STATED_SINCE.get((first["suite"], first["arm"]), _STATED_SINCE.get((first["suite"], ""), ""))
-    found = {str(parse(told).get("evidence", older)) for told in rows["resolved"].unique()}
+    found = {str(parse(resolved).get("evidence", older)) for resolved in rows["resolved"].unique()}
     return REFUTES if REFUTES in found else RECORDED if found == {RECORDED} else ""
 
 

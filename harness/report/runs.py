@@ -146,7 +146,7 @@ class Machine:
         """The newest of them for each case, arm and regime; one that could be formed before one that could not.
 
         Where another run of the same code shows another ratio, it decides nothing; else its interval holds those of all of them, a verdict that
-        this interval does not bear is "unclear", and its clocks are those that lie furthest apart.
+        this interval does not bear is "unclear", and its clocks are those that lie furthest apart; `runs` counts them.
         """
         found = newest(self.every_pair, lambda pair: pair["speedup"] == pair["speedup"])
         if len(self.runs) < 2:
@@ -165,7 +165,8 @@ class Machine:
         if not apart:
             low, high = min(o["low"] for o in same), max(o["high"] for o in same)
             clocks: dict[str, Any] = max((dict(_clocks(o)) for o in (pair, *same)), key=_apart_by)
-            found = {**pair, "low": low, "high": high, **clocks}
+            runs = len({o["run_id"] for o in (pair, *same)})
+            found = {**pair, "low": low, "high": high, "runs": runs, **clocks}
             bears = {
                 "faster": low > 1,
                 "slower": high < 1,
@@ -177,8 +178,8 @@ class Machine:
                 "verdict": "unclear",
                 "reason": f"the interval of all runs is {text.interval(low, high)}",
             }
-        said = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
-        return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {said}"}
+        speedups = ", ".join(f"{text.ratio(o['speedup'])} in {o['run_id']}" for o in (pair, *apart[:3]))
+        return {**pair, "verdict": "unclear", "condition": DISAGREE, "reason": f"{DISAGREE}: {speedups}"}
 
     @cached_property
     def _codes(self) -> dict[str, set[str]]:

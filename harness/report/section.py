@@ -66,8 +66,8 @@ def sections(machine: Machine, first: str = "") -> tuple[Section, ...]:
             found += [_section(machine, suite, plan) for suite in machine.suites if suite not in known]
         elif not plan.get("reads") or set(plan["reads"]) & set(machine.suites):
             found.append(_section(machine, key, plan))
-    lead = f"{first}-{machine.env_id}"
-    return tuple(sorted((s for s in found if not s.empty), key=lambda s: (s.folded, s.key != lead)))
+    open_key = f"{first}-{machine.env_id}"
+    return tuple(sorted((s for s in found if not s.empty), key=lambda s: (s.folded, s.key != open_key)))
 
 
 def _section(machine: Machine, key: str, plan: Mapping[str, Any]) -> Section:

@@ -51,11 +51,13 @@ class Standing:
         values, verdicts = [p["speedup"] for p in self.pairs], {p["verdict"] for p in self.pairs}
         pair, several = self.pairs[0], len(values) > 1
         spread = text.spread(min(values), max(values), *counted(self.pairs)) if several else ""
+        runs = max(p.get("runs", 1) for p in self.pairs)
+        newest = f"newest of {runs} runs" * (runs > 1)
         return Cell(
             text.ratio(self.gain),
             self.gain,
             verdicts.pop() if len(verdicts) == 1 else "",
-            ", ".join(filter(None, (spread, under(BOTH_SIDES, self.pairs), _clocks(self.pairs)))),
+            ", ".join(filter(None, (spread, newest, under(BOTH_SIDES, self.pairs), _clocks(self.pairs)))),
             text.interval(pair["low"], pair["high"]) if not several and known(pair["low"]) else "",
         )
 

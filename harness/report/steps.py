@@ -63,8 +63,8 @@ def advised_table(machine: Machine) -> Table:
         })  # fmt: skip
     hint = "holds or below: the whole interval is on that side of the bar"
     every = [*columns("advised"), Column(f"not below {FLOOR:g}", "outcome", hint)]
-    said = f"{verdict(arms)}." if arms else ""
-    return make_table(f"advised-{machine.env_id}", every, records, said, sortable=False)
+    caption = f"{verdict(arms)}." if arms else ""
+    return make_table(f"advised-{machine.env_id}", every, records, caption, sortable=False)
 
 
 def first_steps_table(machine: Machine) -> Table:
@@ -72,13 +72,13 @@ def first_steps_table(machine: Machine) -> Table:
     records = []
     for arm, own in gathered((s.arm, s) for s in first_steps(machine)).items():
         far = max(own, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf)
-        said = {"proof": (s.proof for s in own), "warnings": (w for s in own for w in s.warnings)}
+        remarks = {"proof": (s.proof for s in own), "warnings": (w for s in own for w in s.warnings)}
         record: Row = {
             "arm": arm,
             "gap": max((s.loss_gap for s in own), key=lambda gap: (math.isnan(gap), gap)),
             "norms": far.norm_ratio,
         }
-        records.append(record | {name: "; ".join(dict.fromkeys(words)) for name, words in said.items()})
+        records.append(record | {name: "; ".join(dict.fromkeys(words)) for name, words in remarks.items()})
     return table_of(machine, "first_steps", records, "First steps, before any was timed.", sortable=False)
 
 
@@ -106,14 +106,16 @@ def mfu_table(machine: Machine) -> Table:
     figures = [
         Column(c.title, partial(_figure, c), c.meaning, numeric=c.name != "formula") for c in mfu.COLUMNS
     ]
-    lead = [*run_column(rows), *axis_columns(records), Column("arm", arm_cell), *figures]
+    first = [*run_column(rows), *axis_columns(records), Column("arm", arm_cell), *figures]
     rules = dict.fromkeys(r["used"].formula for r in records)
-    said = [f"FLOPs by rule: {'; '.join(f'{name}: {mfu.FORMULAS[name]}' for name in rules)}."] * bool(rules)
+    caption = [f"FLOPs by rule: {'; '.join(f'{name}: {mfu.FORMULAS[name]}' for name in rules)}."] * bool(
+        rules
+    )
     if machine.is_gpu and not machine.device:
-        said.append("This GPU is not in the table of peaks: N/A, no fallback.")
+        caption.append("This GPU is not in the table of peaks: N/A, no fallback.")
     flags = dict.fromkeys(flag for r in records for flag in r["used"].flags)
-    said += [f"{flag.replace('_', ' ').capitalize()}: {mfu.FLAGS[flag]}." for flag in flags]
-    return table_of(machine, "mfu", records, " ".join(said), lead=lead)
+    caption += [f"{flag.replace('_', ' ').capitalize()}: {mfu.FLAGS[flag]}." for flag in flags]
+    return table_of(machine, "mfu", records, " ".join(caption), first=first)
 
 
 def _figure(column: mfu.MfuColumn, record: Record) -> Cell:
@@ -164,16 +166,16 @@ def breakdown(machine: Machine) -> Table:
     ]
     seen = {r["part"] for own in steps.values() for r in own}
     classes = [name for name in (*CLASSES, *sorted(seen - CLASSES.keys())) if name in seen]
-    lead = [
+    first = [
         *axis_columns(records),
         Column("arm", arm_cell),
         number("kernels (ms)", "ms"),
         *map(number, classes),
     ]
-    said = (
+    method = (
         "by their names; kernels that overlap count twice"
         if machine.is_gpu
         else "of a CPU's operators, by their names"
     )
-    caption = f"Where a step's time goes: milliseconds by class, {said}. A profiled step takes longer than a timed one."
-    return make_table(f"breakdown-{machine.env_id}", lead, records, caption)
+    caption = f"Where a step's time goes: milliseconds by class, {method}. A profiled step takes longer than a timed one."
+    return make_table(f"breakdown-{machine.env_id}", first, records, caption)

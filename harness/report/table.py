@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from harness.store import text
+from harness.store.case import arm_of
 from harness.store.compare import NO_FP8, SECONDS
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
@@ -114,7 +115,7 @@ def status_cell(record: Record) -> Cell:
 
 def arm_cell(record: Record) -> Cell:
     """The arm; one that had to be emulated says so, since its time is none of FP8's, and a control that is not of bf16."""
-    about, named_bf16 = resolved_of(record), record["arm"].startswith("bf16")
+    about, named_bf16 = resolved_of(record), arm_of(record).recipe == "bf16"
     note = (
         "emulated" if about.get("emulated") else "in fp32" * (named_bf16 and about.get("compute") == "fp32")
     )
@@ -187,11 +188,13 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
 @cache
 def columns(table: str) -> tuple[Column, ...]:
     """The columns of a table, from `columns.yaml`."""
-    return tuple(column(said) if isinstance(said, str) else column(**said) for said in said_columns()[table])
+    return tuple(
+        column(entry) if isinstance(entry, str) else column(**entry) for entry in column_entries()[table]
+    )
 
 
 @cache
-def said_columns() -> Mapping[str, Sequence[Any]]:
+def column_entries() -> Mapping[str, Sequence[Any]]:
     """What `columns.yaml` says of each table."""
     found: Mapping[str, Sequence[Any]] = beside(__file__, "columns.yaml")
     return found
@@ -207,11 +210,11 @@ def column(title: str, *, field: str = "", show: str = "", hint: str = "", needs
 
 
 def table_of(
-    machine: Machine, name: str, records: Sequence[Any], caption: str = "", *, lead: Sequence[Column] = (),
+    machine: Machine, name: str, records: Sequence[Any], caption: str = "", *, first: Sequence[Column] = (),
     sortable: bool = True, key: str = "", count: int = 0,
 ) -> Table:  # fmt: skip
-    """The table of a machine with the columns of that name, those of `lead` first; `key` where it is another than its name."""
-    every = [beside_authors(machine, column) for column in (*lead, *columns(name))]
+    """The table of a machine with the columns of that name, `first` before them; `key` where it is another than its name."""
+    every = [beside_authors(machine, column) for column in (*first, *columns(name))]
     return make_table(
         f"{key or name}-{machine.env_id}", every, records, caption, sortable=sortable, count=count
     )

@@ -87,18 +87,18 @@ def suite_table(machine: Machine, suite: str) -> Table:
     named = axis_columns(every, ())
     one_case = len({r["axes"] for r in every}) == 1
     constant = {c.title for c in named} if one_case else machine.constant_axes(suite)
-    lead = [*run_column(records), *(c for c in named if c.title not in constant)]
+    first = [*run_column(records), *(c for c in named if c.title not in constant)]
     axes = text.axes_of(records[0]["axes"]) if records else {}
-    said = text.axes_said(axes, [c.title for c in named if c.title in constant])
+    shared = text.axes_said(axes, [c.title for c in named if c.title in constant])
     models = (r for r in records if r["status"] in ("ok", "partial") and "model" in text.axes_of(r["axes"]))
     titles = text.some(list(dict.fromkeys(map(title_of, models))) if suite == STEPS else [])
-    told = (
-        f"All rows: {said}." if said else "",
+    sentences = (
+        f"All rows: {shared}." if shared else "",
         f"Trained: {titles}." if titles else "",
         best_product(machine, suite),
     )
-    caption = " ".join(filter(None, told))
-    return table_of(machine, "suite", records, caption, lead=lead, key=suite, count=len(every))
+    caption = " ".join(filter(None, sentences))
+    return table_of(machine, "suite", records, caption, first=first, key=suite, count=len(every))
 
 
 def best_product(machine: Machine, suite: str) -> str:
@@ -157,8 +157,8 @@ def trials(machine: Machine) -> Table:
     """A row a line of each trial's answer; a CPU's says that its times decide nothing."""
     rows = []
     for run in machine.runs:
-        told = run.about.get("answer")
-        for place, line in enumerate(told if isinstance(told, list) else ()):
+        answer = run.about.get("answer")
+        for place, line in enumerate(answer if isinstance(answer, list) else ()):
             rows.append({"trial": Cell(run.run_id if place == 0 else "", run.run_id), "answer": str(line)})
     return table_of(machine, "trials", rows, sortable=False)
 
@@ -179,7 +179,7 @@ def compile_times(machine: Machine) -> Table:
 
 
 def troubles_table(machine: Machine) -> Table:
-    """Failed and skipped rows, gathered by metric and reason: nothing is hidden, nothing said twice."""
+    """Failed and skipped rows, gathered by metric and reason: nothing is hidden or repeated."""
     bad = machine.pick(status=lambda status: status != "ok")
     groups = gathered(((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), r) for r in bad)
     records = []
@@ -203,7 +203,7 @@ def rows_table(machine: Machine) -> Table:
     cases = list(machine.frame[["suite", "axes"]].drop_duplicates().itertuples(index=False))
     several = len(cases) > len(machine.suites)  # else an id alone tells its case
     whole = machine.rows.pick(MOST, part="")
-    lead = [*run_column(whole), *columns("rows_case"), *([Column("axes", machine.label)] if several else [])]
+    first = [*run_column(whole), *columns("rows_case"), *([Column("axes", machine.label)] if several else [])]
     named = " ".join(f"{suite}: {text.case_label(text.axes_of(axes))}." for suite, axes in cases)
     count = int(machine.rows.where(part="").sum())
-    return table_of(machine, "rows", whole, "" if several else named, lead=lead, count=count)
+    return table_of(machine, "rows", whole, "" if several else named, first=first, count=count)

@@ -193,12 +193,12 @@ def reach_table(machine: Machine) -> Table:
                 times = _median(reach.seconds), _sooner(reach.second_ratio, reach)
                 record["second"], record["sooner, seconds"] = times if alone else (shared, shared)
             records.append(record)
-    said = (
+    caption = (
         f"Time to loss, by the {' and '.join(sorted(curves))}: medians over seeds; ratios are control / arm, paired by seed, with 95 % "
         f"intervals. The loss lies {LIMIT:g} % above the lowest that every run of the control reaches."
     )
-    said += "" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU."
-    return table_of(machine, "reach", records, said, sortable=False)
+    caption += "" if machine.is_gpu else " Seconds are left out: a CPU's are no evidence about a GPU."
+    return table_of(machine, "reach", records, caption, sortable=False)
 
 
 def _median(by_seed: Mapping[int, float]) -> float | Cell:
@@ -327,9 +327,9 @@ def _curves(machine: Machine, setup: StoredSetup, key: str) -> Chart:
         ylabel="loss (nats)",
     )
     ticks(axes.yaxis, 6)
-    said = "A line an arm: the mean over seeds of the smoothed training loss."
-    said += f" Band: control +/- t sd of {others} runs of other seeds." if others else ""
-    return drawn.chart(f"Loss: {setup_label(machine, setup.axes)}", said)
+    caption = "A line an arm: the mean over seeds of the smoothed training loss."
+    caption += f" Band: control +/- t sd of {others} runs of other seeds." if others else ""
+    return drawn.chart(f"Loss: {setup_label(machine, setup.axes)}", caption)
 
 
 @styled
@@ -362,13 +362,13 @@ def _gaps(machine: Machine, setup: StoredSetup, key: str) -> list[Chart]:
     axes.set(ylim=(-top, top), xlim=(x[0], x[-1]), xlabel="step", ylabel="gap (% of the loss)")
     ticks(axes.yaxis, 6, signed=True)
     beyond = [f"{arm} reaches {v:+.3g} %" for arm, v in far.items() if abs(v) > top]
-    said = [
+    caption = [
         "Candidate minus control of the same seed, smoothed, mean over seeds",
         *["Band: 3 sd between seeds of the perturbed control"] * (noise is not None),
         *(f"{arm} switches at step {step}" for arm, step in switches.items()),
         *[f"Beyond the scale: {', '.join(beyond)}"] * bool(beyond),
     ]
-    return [drawn.chart(f"Paired gap: {setup_label(machine, setup.axes)}", f"{'. '.join(said)}.")]
+    return [drawn.chart(f"Paired gap: {setup_label(machine, setup.axes)}", f"{'. '.join(caption)}.")]
 
 
 def _smoothed(setup: StoredSetup, arm: str) -> tuple[Vector, Vector]:

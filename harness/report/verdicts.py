@@ -50,12 +50,13 @@ MOST_NAMED = 3  # arms in a sentence
 class Answer:
     """A question, its verdict and that in one clause, with its figures.
 
-    `about` is what is asked: "speed", "sound", "ran" or "same".
+    `about` is what is asked: "speed", "sound", "ran" or "same". Without evidence the runs did not measure it at all.
     """
 
     about: str
     verdict: AnswerWord
     clause: str
+    has_evidence: bool = True
 
     @property
     def sentence(self) -> str:
@@ -68,9 +69,9 @@ def capital(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
 
 
-def answer(about: str, verdict: AnswerWord, *parts: str) -> Answer:
+def answer(about: str, verdict: AnswerWord, *parts: str, has_evidence: bool = True) -> Answer:
     """An answer whose clause is made of the parts that are not empty."""
-    return Answer(about, verdict, "; ".join(filter(None, parts)))
+    return Answer(about, verdict, "; ".join(filter(None, parts)), has_evidence)
 
 
 def answers(machine: Machine) -> tuple[Answer, ...]:
@@ -139,7 +140,8 @@ def is_faster(machine: Machine) -> Answer:
     part = deciding(machine)
     if part is None:
         ran = "FP8 ran, but no arm could be paired with its bf16 baseline" if fp8_rows(machine) else ""
-        return answer("speed", "can't tell", ran or "no FP8 arm was timed in these runs")
+        missing = "no FP8 arm was timed in these runs"
+        return answer("speed", "can't tell", ran or missing, has_evidence=bool(ran))
     slow = _slower_under_load(p for p in fp8_pairs(machine) if p["suite"] == part.suite)
     each = {arm: _speed_verdict(own, arm in slow) for arm, _, own in by_arm(part.pairs)}
     judged = Counter(each.values())
@@ -274,21 +276,22 @@ def is_sound(machine: Machine) -> Answer:
             if every
             else "no SQNR, no codes and no first training step in these runs"
         )
-        said = f"only {studied}, which break recipes on purpose" if studied else nothing
-        return answer("sound", "can't tell", f"{said}; python -m harness sweep=linear checks each layer")
+        reason = f"only {studied}, which break recipes on purpose" if studied else nothing
+        way = "python -m harness sweep=linear checks each layer"
+        return answer("sound", "can't tell", reason, way, has_evidence=bool(studied or every))
     unseen = {key_of(row) for suite in WHAT for row in unchecked(machine, suite)} - without_bound(machine)
     bare = len(unseen) + sum(w.unjudged for w in every)
     if judged:
-        said = f"{text.plural(len({w.arm for w in judged}), 'arm')} passed every check, worst {text.number(least(judged).worst[1])} dB"
+        reason = f"{text.plural(len({w.arm for w in judged}), 'arm')} passed every check, worst {text.number(least(judged).worst[1])} dB"
     elif steps:
-        said = f"first training steps of {text.plural(len({s.arm for s in steps}), 'arm')} agree"
+        reason = f"first training steps of {text.plural(len({s.arm for s in steps}), 'arm')} agree"
     else:
-        said = f"casts agree code for code in {text.plural(exact, 'check')}"
+        reason = f"casts agree code for code in {text.plural(exact, 'check')}"
     warnings = {warning for step in steps for warning in step.warnings}
     return answer(
         "sound",
         "partly" if studied or bare else "yes",
-        said,
+        reason,
         f"{text.plural(len(warnings), 'warning')} of fp8core.verify" if warnings else "",
         f"{studied} not judged" if studied else "",
         f"{bare} unchecked" if bare else "",
@@ -335,7 +338,7 @@ def did_fp8_run(machine: Machine) -> Answer:
     direct = sum(each.on_operands for each in every)
     if not counts and not direct:
         why = "FP8 arms ran, but nothing counted their GEMMs" if every else "no FP8 GEMM ran"
-        return answer("ran", "can't tell", why)
+        return answer("ran", "can't tell", why, has_evidence=bool(every))
     uncounted = sum(row["suite"] in WHAT and each.seen is None and not each.direct for row, each in ran)
     seen, due = sum(each.seen or 0 for each in counts), sum(each.due for each in counts)
     return answer(
@@ -355,7 +358,7 @@ def trains_the_same(machine: Machine) -> Answer:
     found = answer_over(machine.verdicts)
     count = Counter(v.verdict.outcome for v in machine.verdicts if is_candidate(v.fields))
     if not count:
-        return answer("same", found, "no FP8 arm was trained in these runs")
+        return answer("same", found, "no FP8 arm was trained in these runs", has_evidence=False)
     outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
     unseen = unshown(machine.verdicts) and (found in ("yes", "partly") or set(count) == {"PASS"})

@@ -283,7 +283,7 @@ def _no_advice(case: Case, setup: Setup, device: str) -> Unsupported | None:
 
 
 def _narrowed(case: Case, setup: Setup, device: str) -> tuple[Setup, Mapping[str, object]]:
-    """With `convert: advised` the set-up of the layers that pay, and what is to be said of them; else as it is."""
+    """With `convert: advised` the set-up of the layers that pay, and a remark on them; else as it is."""
     if setup.recipe is None or not _advised(case):
         return setup, {}
     machine = advice.machine_here(device, _option(case, "ceilings"))

@@ -38,7 +38,7 @@ def diagnose(model: nn.Module, setup: Setup, batch: tuple[Tensor, ...], device: 
         device: where both lie.
 
     Returns:
-        amax of each tensor; of those that the recipe in force casts also scale_log2, sqnr_db, underflow_frac,
+        amax of each tensor; of those that the recipe in force casts to eight bits also scale_log2, sqnr_db, underflow_frac,
         saturated_frac and subnormal_frac, as cast for the first GEMM that takes them.
     """
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Float8Linear)}
@@ -117,7 +117,7 @@ def _figures(x: Tensor, cast: Cast | None, memory: AmaxMemory | None, role: str)
     if x.numel() == 0:
         return {}
     values = {"amax": float(amax(x))}
-    if cast is None:
+    if cast is None or cast.is_four_bit:
         return values
     lp = cast_one(x, cast, 1, memory, role)
     assert isinstance(lp, Float8Tensor)

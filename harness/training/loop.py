@@ -468,6 +468,7 @@ def facts_of(setup: Setup, regime: TrainingRegime, schedule: PrecisionSchedule) 
     return {
         "compute": setup.compute,
         "recipe": str(setup.recipe) if setup.recipe else "none",
+        **({"scaling": setup.recipe.scaling} if setup.recipe else {}),
         "schedule": str(schedule),
         "steps": regime.steps,
         "tokens_per_step": meta_estimate.tokens(setup),

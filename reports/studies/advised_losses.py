@@ -5,6 +5,7 @@ Of losses against bf16 the ledger has none with curves yet: its bf16 sides are r
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import evidence
@@ -12,6 +13,7 @@ import mlperf
 import numpy as np
 
 from harness.advise.losses import PRECISIONS
+from harness.judge.verdict.paired import PASS_CONFIDENCE
 from harness.judge.verdict.result import percent
 from harness.judge.verdict.rows import is_candidate, judge, setups
 from harness.store import read
@@ -26,6 +28,17 @@ OWN = (
 # Parameters, all of which are trained, of the benchmarks whose reference is known to run in bf16
 PARAMETERS = {"llama31_8b": 8_030_261_248, "llama31_405b": 405_853_388_800}
 ADAPTED = {"llama2_70b_lora": 68_976_648_192}  # of which adapters alone are trained
+
+
+def interval(low: float, high: float) -> str:
+    """Two shares of the loss in percent."""
+    return f"{percent(low)[:-2]} to {percent(high)}"
+
+
+def ledger_interval(row: Mapping[str, str]) -> str:
+    """The interval of a gap of the ledger: by arms, the wider one, where there are enough, else by runs; "" without a gap."""
+    low, high = (row[f"gap_{end}_arms"] or row[f"gap_{end}_runs"] for end in ("low", "high"))
+    return f"95 % interval {interval(float(low), float(high))}" if low else ""
 
 
 def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -43,14 +56,16 @@ def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
                 continue
             steps, a_step = setup.axes["steps"], setup.fact(found.arm, "tokens_per_step")
             late = found.verdict.gate("L4")
-            gap = percent(late.effect) if late else "no gap"
             lines.append({
                 "precision": found.fields.recipe,
                 "model": str(setup.axes["model"]),
                 "parameters": str(setup.fact(found.arm, "parameters")),
                 "tokens": str(steps * a_step),
                 "word": found.verdict.outcome,
-                "gap": gap,
+                "gap": percent(late.effect) if late else "no gap",
+                "interval": f"{100 * PASS_CONFIDENCE:.0f} % interval {interval(late.low, late.high)}"
+                if late and math.isfinite(late.low)
+                else "",
                 "seeds": str(len(setup.arms[found.arm])),
                 "source": folder,
             })  # fmt: skip
@@ -66,6 +81,7 @@ def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
                 "tokens": str(round(np.mean([arms[name].samples.mean() for name in row["candidate_arms"].split()]) * int(row["seq"]))),
                 "word": row["word"],
                 "gap": percent(float(row["gap"])) if row["gap"] else "no gap",
+                "interval": ledger_interval(row),
                 "seeds": row["candidate_runs"],
                 "source": f"reports/published/ledger.csv, {row['number']}",
             })  # fmt: skip
@@ -95,6 +111,7 @@ def four_bits(ledger: Iterable[Mapping[str, str]], names: Mapping[str, str]) -> 
             "target": row["target"],
             "word": row["word"],
             "gap": percent(float(row["gap"])) if row["gap"] else "",
+            "interval": ledger_interval(row),
             "arms": row["scope"],
             "samples": f"{float(row['samples_ratio']):.3f} ({float(row['samples_low_arms'] or row['samples_low_runs']):.3f} to "
             f"{float(row['samples_high_arms'] or row['samples_high_runs']):.3f})",

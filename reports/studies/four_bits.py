@@ -73,7 +73,7 @@ def public() -> str:
     """Four bits against FP8, as the ledger has it, a line a comparison."""
     found = {p.source: p for p in four_bits.comparisons()}
     return "\n".join(
-        f"- {p.precision} against {p.against}, {p.model}, {p.arms}: loss at equal tokens {' '.join(filter(None, (p.word or 'not judged', p.gap)))}; "
+        f"- {p.precision} against {p.against}, {p.model}, {p.arms}: loss at equal tokens {p.loss}; "
         f"{p.samples} times the samples to a loss of {p.target}; {p.differs} other settings differ ({source.rpartition('/')[2]})."
         for source, p in found.items()
     )

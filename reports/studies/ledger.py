@@ -18,6 +18,7 @@ import advised_losses
 import evidence
 import mlperf
 import numpy as np
+from advised_losses import interval
 from documented_table import fill
 
 from harness.advise import four_bits, losses
@@ -179,11 +180,6 @@ def disjoint() -> int:
             taken |= names
             count += 1
     return count
-
-
-def interval(low: float, high: float) -> str:
-    """Two shares of the loss in percent."""
-    return f"{percent(low)[:-2]} to {percent(high)}"
 
 
 def whole(share: float) -> str:

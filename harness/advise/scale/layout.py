@@ -63,9 +63,9 @@ def layout(
         accumulation = _MICROBATCHES * pp if pp > 1 else 1
     taken = {"tp": tp, "pp": pp, "dp": dp, **({"accumulation": accumulation} if pp > 1 else {})}
     left = [f"{name}={value}" for name, value in taken.items() if asked[name] is None]
-    said = f"taken, since it was not named: {', '.join(left)}" if left and (gpus or pp > 1) else ""
+    warning = f"taken, since it was not named: {', '.join(left)}" if left and (gpus or pp > 1) else ""
     sizes = {"dp": dp, "tp": tp, "pp": pp, "accumulation": accumulation}
-    return {**sizes, "virtual": SCHEDULES[schedule]}, said
+    return {**sizes, "virtual": SCHEDULES[schedule]}, warning
 
 
 def _divides(model: Model, tp: int) -> bool:

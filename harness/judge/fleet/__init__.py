@@ -87,7 +87,7 @@ class Fleet:
         compared = {card for group in self.groups for card in group.judged_by_results}
         partly = {card: arms for group in self.groups for card, arms in group.lacking.items()}
         out = {outlier.card for outlier in self.outliers}
-        told = {
+        outcome = {
             "out": f"{len(out)} of {plural(len(every), 'card')} out of line, or slow for its model: {some(sorted(out))}",
             "missing": "no card that was measured is out of line",
             "not_judged": f"can't tell: none of {plural(len(every), 'card')} could be judged",
@@ -95,17 +95,17 @@ class Fleet:
             "alike": "the judged cards are alike",
             "in_line": "no card out of line",
         }[self.code]
-        said = [told, *([f"missing: {some(list(self.missing))}"] if self.missing else [])]
+        parts = [outcome, *([f"missing: {some(list(self.missing))}"] if self.missing else [])]
         if self.code == "missing":
-            said.reverse()
+            parts.reverse()
         if self.code != "not_judged":
-            said.append(f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}")
+            parts.append(f"judged by times {len(timed)} of {len(every)}, by results {len(compared)}")
         if timed and (unknown := sorted(every - timed - partly.keys())):
-            said.append(f"not by times: {some(unknown)}")
+            parts.append(f"not by times: {some(unknown)}")
         if partly:
             arms = [f"{card} (no {some(names)})" for card, names in sorted(partly.items())]
-            said.append(f"not by all times: {some(arms)}")
-        return ["; ".join(said), *(line for group in self.groups for line in _about(group))]
+            parts.append(f"not by all times: {some(arms)}")
+        return ["; ".join(parts), *(line for group in self.groups for line in _about(group))]
 
     def tables(self) -> list[Table]:
         """Who is out of line in each group, how far its cards lie apart, and what differs between them."""
@@ -182,9 +182,9 @@ def _about(group: CardGroup) -> Iterator[str]:
         yield f"Times are not judged: {group.not_judged}."
     wrong = len([each for each in group.outliers if each.kind == "corrupt"])
     if group.checksums_compared or wrong:
-        said = f"{plural(wrong, 'card')} computed wrongly" if wrong else "the same bits"
+        verdict = f"{plural(wrong, 'card')} computed wrongly" if wrong else "the same bits"
         compared = plural(group.checksums_compared, "result")
-        yield f"{compared} compared bit by bit on {plural(len(group.judged_by_results), 'card')}: {said}."
+        yield f"{compared} compared bit by bit on {plural(len(group.judged_by_results), 'card')}: {verdict}."
     elif len(group.cards) > 1:
         yield "No checksum of a product was measured on two of them (sweep=fleet does)."
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Card = str
 
 
-ENOUGH = 3  # cards, below which the odd one can't be told: two are compared with each other alone
+ENOUGH = 3  # cards, below which the odd one is not known: two are compared with each other alone
 # What decides how fast code is, or which kernel runs: cards that differ here are not compared
 SOFTWARE = ("torch", "triton", "cuda", "hip", "cublas", "cudnn", "torchao", "threads", "gpu_sm_count")
 # What may differ between cards that are
@@ -237,17 +237,17 @@ def _logs(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _out_of_line(shared: pd.DataFrame, tolerance: float) -> Iterator[Outlier]:
-    places = shared.groupby(_PLACE)
-    for place, own in places:
+    regimes = shared.groupby(_PLACE)
+    for place, own in regimes:
         suite, regime = map(str, place)
         scores = own.groupby("card")["off"].median()
         count, off = len(scores), scores - scores.median()
-        most = max(limit(count * places.ngroups, tolerance), SIGMAS * MAD_TO_SD * off.abs().median())
+        most = max(limit(count * regimes.ngroups, tolerance), SIGMAS * MAD_TO_SD * off.abs().median())
         for card in off.index[off.abs() > most]:
             share, kind = math.expm1(off[card]), "slow" if off[card] > 0 else "fast"
             why = f"{share:+.1%} of the middle of {count} cards, limit {math.expm1(most):.1%}; {_clock(card, own)}"
             yield Outlier(str(card), suite, regime, kind, share, why)
-        pairs = count * (count - 1) // 2 * places.ngroups
+        pairs = count * (count - 1) // 2 * regimes.ngroups
         apart, furthest = off.max() - off.min(), math.sqrt(2) * limit(pairs, tolerance, SPREAD_RATE)
         if apart > furthest and not (off.abs() > most).any():
             why = f"{math.expm1(apart):.1%} above the fastest of {count} cards, limit {math.expm1(furthest):.1%}"
@@ -321,11 +321,11 @@ def _corrupt(results: pd.DataFrame, refuted: Mapping[Card, str]) -> Iterator[Out
             value for values in given.values() for value in values
         ).most_common()
         is_known = 2 * votes > len(given) and all(count < votes for _, count in others)
-        said = f"{votes} of {len(given)} cards give {first}" if is_known else "no value has a majority"
+        majority = f"{votes} of {len(given)} cards give {first}" if is_known else "no value has a majority"
         for card, values in given.items():
             if not is_known or values != {first}:
                 gave = " and ".join(sorted(values))
-                found.setdefault(card, f"product {arm} of case {case} has checksum {gave}, {said}")
+                found.setdefault(card, f"product {arm} of case {case} has checksum {gave}, {majority}")
     return (Outlier(card, CHECKSUM, "", "corrupt", 0.0, why) for card, why in sorted(found.items()))
 
 

@@ -229,14 +229,14 @@ def runs_of(
         table = tidy(frame, f"{side}[{i}]", value, step)
         about, table.attrs = table.attrs, {}  # pandas copies them with every selection
         notes += about.get("notes", ())
-        places = table.groupby("run", sort=False).indices
-        if len(places) > MOST_RUNS:
+        rows_of = table.groupby("run", sort=False).indices
+        if len(rows_of) > MOST_RUNS:
             raise UsageError(
-                f"{about['source']}: {len(places):,} runs; expected at most {MOST_RUNS}: is `run` a column of runs?"
+                f"{about['source']}: {len(rows_of):,} runs; expected at most {MOST_RUNS}: is `run` a column of runs?"
             )
         beside = _series(frame, about["value"], about["step"], about["source"])
         known = {"arm", "run", "step", "value", "time_s"}
-        for name, at in places.items():
+        for name, at in rows_of.items():
             own = table.iloc[at]
             series = beside.get(str(name), {})
             settings = {

@@ -199,28 +199,30 @@ def _curves(
 
 def _shown(found: CurveVerdict, course: Course) -> Iterator[GateResult]:
     """The one rule's parts as gates: spikes, course, end and trend."""
-    said = {
+    findings = {
         gate: "".join(f"; {each.code}: {each.text}" for each in found.findings if each.code in codes)
         for gate, codes in PARTS.items()
     }
-    status: dict[str, GateStatus] = {gate: "INCONCLUSIVE" if text else "PASS" for gate, text in said.items()}
+    status: dict[str, GateStatus] = {
+        gate: "INCONCLUSIVE" if text else "PASS" for gate, text in findings.items()
+    }
     theirs, mine = (side.sum(axis=1) for side in course.spikes)
     excess = int(mine.sum() - theirs.sum())
     by_seed = ", ".join(f"{a}/{b}" for a, b in zip(mine, theirs, strict=True))
     sentence = f"losses {100 * course.spike_limit:.2g} % above the usual: {mine.sum()} against {theirs.sum()} of the control (by seed {by_seed})"
     spikes: GateStatus = "WARN" if status["L2"] == "PASS" and excess > 0 else status["L2"]
-    yield GateResult("L2", spikes, sentence + said["L2"], float(excess), seeds=mine.size, unit="spikes")
+    yield GateResult("L2", spikes, sentence + findings["L2"], float(excess), seeds=mine.size, unit="spikes")
     third = max(1, course.steps // 3)
     base, candidate = (side[:, :third].mean(axis=1) for side in course.shares)
     gap = difference(base, candidate, paired=True)
     sentence = f"mean gap of the first third {percent(gap.difference)}"
-    sentence += said["L3"] or f"; no piece of the course is shown beyond {percent(found.margin)[1:]}"
+    sentence += findings["L3"] or f"; no piece of the course is shown beyond {percent(found.margin)[1:]}"
     yield _gap("L3", status["L3"], sentence, gap, found, gap.interval())
     yield _equivalence("L4", f"last {100 * LATE:.0f} % of the steps", course.end.ways[0], found)
     gap = course.slope()
     low, high = gap.interval()
     sentence = f"slope {percent(gap.difference)} of the loss per e-fold of steps (95 % interval {percent(low)} to {percent(high)})"
-    yield _gap("L5", status["L5"], sentence + said["L5"], gap, found, (low, high))
+    yield _gap("L5", status["L5"], sentence + findings["L5"], gap, found, (low, high))
 
 
 def _heldout(found: CurveVerdict, pairs: Pairs) -> GateResult:

@@ -54,7 +54,7 @@ _CURVES = {
 _OWN = frozenset({
     "batches", "cpu_s", "device_s", "emulated", "fp8_gemms", "fp8_gemms_expected", "fp8_kernel_share", "fp8_layers",
     "memory", "nondeterministic", "nonfinite_step", "peer", "perturbed", "process_changed", "process_state", "recipe",
-    "resumed_from_steps", "runs_on_this_gpu", "schedule", "skipped_layers", "steps", "stopped", "switch_steps", "switches", "timed",
+    "resumed_from_steps", "runs_on_this_gpu", "scaling", "schedule", "skipped_layers", "steps", "stopped", "switch_steps", "switches", "timed",
     "tokens_per_step", "verify", FIELD, LAYERS, "verify_warnings",
 })  # fmt: skip
 _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "warmup_bf16:1000", a share, ...
@@ -407,8 +407,10 @@ def _unproved(it: _Judged) -> Iterator[ReaderNote]:
     )
     unasked = [seed for seed, run in runs.items() if run.proof_outcome is ProofOutcome.NONE]
     if claims_fp8 and not emulated and unasked:
-        said = "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
-        yield ReaderNote(f"{it.seeds(unasked)}{said}")
+        unproven = (
+            "no row says that its FP8 layers ran in FP8: run it again, with fp8core.verify at its start"
+        )
+        yield ReaderNote(f"{it.seeds(unasked)}{unproven}")
 
 
 # What must hold of the stored runs of an arm, whatever the gates say: each yields a note on what does not.

@@ -117,7 +117,7 @@ class CurveVerdict:
         return _TONES[self.outcome]
 
     def lines(self) -> list[str]:
-        """The verdict with how much is said beside it, its other reasons, what decides nothing, what was read."""
+        """The verdict with the number of its notes, its other reasons, what decides nothing, what was read."""
         first, *more = self.reasons or [""]
         beside = [text.plural(len(self.notes), "note")] if self.notes else []
         return ["; ".join([f"{self.outcome}: {first}", *beside]), *more, *self.notes, *self.read]
@@ -304,7 +304,7 @@ def _reasons(found: CurveVerdict) -> Iterator[str]:
         waived = f"; known to differ: {text.some(names, 12, ', ')}" if names else ""
         yield f"the same loss within {margin}{_scope(of, found.step)}{what}{waived}"
     yield from (_END[code] for code in found.codes if _END.get(code))
-    refused = any(not each.is_soft for each in found.findings)  # then no gap is told, that of a piece neither
+    refused = any(not each.is_soft for each in found.findings)  # then no gap is printed, nor that of a piece
     yield from (
         f"{each.code}: {each.text}"
         if each.text and not (refused and each.is_soft and each.code not in ("not_finite", "broke"))

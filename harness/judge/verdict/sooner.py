@@ -70,12 +70,12 @@ def _lines(of: Evidence, made: Sooner, total: Sequence[float], to_loss: Sequence
         yield f"steps to {what}: {made.steps}"
     if all(math.isnan(second) for second in total):
         return
-    n, said = len(of.base), to_loss if of.target is not None else total
+    n, seconds = len(of.base), to_loss if of.target is not None else total
     end = what if of.target is not None else "the end"
     if made.seconds is None:
         yield f"time to {end}: some runs have none"
     else:
-        yield f"time to {end}: {np.mean(said[:n]):.2f} and {np.mean(said[n:]):.2f} s, {made.seconds}"
+        yield f"time to {end}: {np.mean(seconds[:n]):.2f} and {np.mean(seconds[n:]):.2f} s, {made.seconds}"
     if of.target is None and made.to_loss is not None:
         yield f"time to {what}: {made.to_loss}"
 

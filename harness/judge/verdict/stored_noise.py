@@ -13,7 +13,7 @@ from harness.judge.verdict.paired import heldout_gaps, late_gaps
 from harness.judge.verdict.power import ALPHA, MOST, POWER, runs_needed
 from harness.judge.verdict.result import MARGIN, MIN_SEEDS, percent
 from harness.judge.verdict.rows import CONTROL, control_of, has_margin
-from harness.store.case import LOCAL, parse
+from harness.store.case import LOCAL, Arm
 from harness.store.printer import picked, table
 from harness.store.text import duration, some
 
@@ -66,16 +66,16 @@ class SeedsNeeded:
 
     @classmethod
     def of(
-        cls, request: Sequence[tuple[Mapping[str, Any], Mapping[str, int]]], stored: Sequence[StoredSetup]
+        cls, request: Sequence[tuple[Mapping[str, Any], Mapping[Arm, int]]], stored: Sequence[StoredSetup]
     ) -> SeedsNeeded:
-        """Seeds needed for set-ups (axes, and how many runs of each arm), by the set-ups of stored runs."""
+        """Seeds needed for set-ups (axes, and how many runs of each arm, by its record), by the set-ups of stored runs."""
         took = [(n, seconds(stored, axes, arm)) for axes, arms in request for arm, n in arms.items()]
         return cls(
             [
-                (a, arm, best_noise(stored, a, arm))
-                for a, arms in request
+                (axes, str(arm), best_noise(stored, axes, arm))
+                for axes, arms in request
                 for arm in arms
-                if has_margin(parse(arm))
+                if has_margin(arm)
             ],
             sum(n for n, _ in took),
             sum(n for n, each in took if each),
@@ -98,13 +98,18 @@ class SeedsNeeded:
 
     def tables(self) -> list[Table]:
         """A row an arm."""
-        named = len({str(axes) for axes, _, _ in self.arms}) > 1
+        every = [_compared(axes) for axes, _, _ in self.arms]
+        differing = {name for axes in every for name in axes if any(o.get(name) != axes[name] for o in every)}
         return [
             table(
                 f"Seeds with which two one-sided tests at {100 * ALPHA:.0f} % pass with {100 * POWER:.0f} % "
                 f"(margin {percent(MARGIN)[1:]} of the loss), at the noise of stored runs",
                 ["arm", ">without a gap", ">at half a margin", ">sd late", ">sd held-out", "of"],
-                [_cells(axes if named else {}, arm, noise) for axes, arm, noise in self.arms if noise],
+                [
+                    _cells({n: v for n, v in axes.items() if n in differing}, arm, noise)
+                    for axes, arm, noise in self.arms
+                    if noise
+                ],
             )
         ]
 
@@ -137,22 +142,22 @@ def _cells(axes: Mapping[str, Any], arm: str, noise: Noise) -> list[str]:
     ]
 
 
-def seconds(stored: Iterable[StoredSetup], axes: Mapping[str, Any], arm: str) -> float | None:
+def seconds(stored: Iterable[StoredSetup], axes: Mapping[str, Any], arm: Arm) -> float | None:
     """Median time that the training runs of an arm took in the newest stored run with these axes; None where there is none."""
     same = [setup for setup in stored if _compared(setup.axes) == _compared(axes)]
     for setup in sorted(same, key=lambda setup: setup.run_id, reverse=True):
-        if took := [run.elapsed.values[-1] for run in setup.arms.get(arm, {}).values() if run.elapsed]:
+        if took := [run.elapsed.values[-1] for run in (setup.runs_of(arm) or {}).values() if run.elapsed]:
             return float(np.median(took))
     return None
 
 
-def best_noise(stored: Iterable[StoredSetup], axes: Mapping[str, Any], arm: str) -> Noise | None:
+def best_noise(stored: Iterable[StoredSetup], axes: Mapping[str, Any], arm: Arm) -> Noise | None:
     """The noise of an arm in the stored run that is most like a set-up: the same axes, else the same model at least.
 
     Args:
         stored: set-ups of stored runs.
         axes: of the set-up that is asked for; its seed is not compared.
-        arm: its name.
+        arm: its record.
 
     Returns:
         That with the fewest axes that differ, then the most seeds, then the newest; None where no run is evidence.
@@ -164,12 +169,12 @@ def best_noise(stored: Iterable[StoredSetup], axes: Mapping[str, Any], arm: str)
     return min(newest_first, key=lambda n: (len(n.differs), -n.seeds), default=None)
 
 
-def _noise(setup: StoredSetup, wanted: Mapping[str, Any], arm: str) -> Noise | None:
+def _noise(setup: StoredSetup, wanted: Mapping[str, Any], arm: Arm) -> Noise | None:
     """None where the arm was not run as named, has fewer than `MIN_SEEDS` pairs, or does not differ from its control."""
-    if arm == CONTROL or arm not in setup.records:
+    runs = setup.runs_of(arm)
+    if runs is None or arm == Arm(CONTROL):
         return None
-    runs = setup.arms.get(arm, {})
-    pairs = pair(runs, setup.arms.get(control_of(setup.records[arm], setup), {}))
+    pairs = pair(runs, setup.arms.get(control_of(arm, setup), {}))
     if len(pairs.seeds) < MIN_SEEDS or any(run.doubted for run in runs.values()):
         return None
     gaps = late_gaps(pairs), heldout_gaps(pairs)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from harness.advise import decide, losses
 from harness.advise.casts import CastCost, RecipeCost
+from harness.advise.command import answer, parse
 from harness.advise.losses import FACTOR, Loss
+from harness.advise.views import AdviceView
 from harness.training.step import Step
 
 RATES = round_h200()
@@ -42,6 +44,17 @@ def test_a_verdict_on_a_loss_counts_near_its_size_alone(
     assert judged.verdict == (decide.OFF if near and word == "FAIL" else decide.ON)
     assert judged.by_time == decide.ON
     assert decide.best([by_time, judged], careful=False) is by_time
+
+
+@pytest.mark.parametrize("word", ["PASS", "FAIL", "INCONCLUSIVE"])
+def test_a_loss_stands_with_its_gap_whatever_its_word(word: str) -> None:
+    """Oracle: the record. An INCONCLUSIVE without its gap hides what the seeds gave."""
+    found = answer(parse(["model=llama3_1b", "gpu=h200", "checkpointing=full"]))
+    known = replace(loss(10**9, 10**9, word), interval="90 % interval +0.5 to +1.5 %")
+    view = AdviceView(replace(found, chosen=replace(found.chosen, loss=known)))
+    (line,) = (line for line in view.lines() if line.startswith("loss: "))
+    assert [text for text in (word, known.gap, known.interval) if text not in line] == []
+    assert view.data()["loss"] | {"interval": known.interval, "gap": known.gap} == view.data()["loss"]
 
 
 @given(value=st.floats(1.0, 3.0), width=st.sampled_from([1024, 8192, 16384]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from functools import partial
@@ -335,3 +336,13 @@ def test_the_last_line_claims_no_more_than_what_ran(
 ) -> None:
     findings = [ProbeResult("gemm", name, "", "" if name in backends else "missing") for name in BACKENDS]
     assert answers in " ".join(conclusion(device, findings))
+
+
+@pytest.mark.parametrize(("is_fp8", "answers"), [(False, "no FP8"), (True, "faster here")])
+def test_a_backend_from_outside_is_judged_by_its_record(
+    monkeypatch: pytest.MonkeyPatch, is_fp8: bool, answers: str
+) -> None:
+    backend = copy.copy(BACKENDS["reference"])
+    backend.is_fp8 = is_fp8
+    monkeypatch.setitem(BACKENDS, "somebodys", backend)
+    assert answers in " ".join(conclusion("cuda", [ProbeResult("gemm", "somebodys", "28 dB")]))

@@ -211,7 +211,7 @@ class Stream(Instrument):
             self,
             load_policy(),
             folder,
-            tell=self.told.append,
+            report=self.told.append,
             clock=self.clock,
         )
 

@@ -9,13 +9,12 @@ from stored import row
 from harness.judge.diagnosis import findings
 
 
-def look(arm, metric, part, values, recipe="tensorwise", seed=0):
+def look(arm, metric, part, values, recipe="tensorwise", seed=0, **resolved):
     """A diagnosis series of one tensor of one arm."""
     case = case_of(seed)
     rounds = tuple(50 * i for i in range(len(values)))
-    return row(
-        case, arm, values, metric, baseline="base", part=part, resolved={"recipe": recipe}, rounds=rounds
-    )
+    said = {"recipe": recipe, **resolved}
+    return row(case, arm, values, metric, baseline="base", part=part, resolved=said, rounds=rounds)
 
 
 def found(tmp_path, rows, word, **more):

@@ -221,6 +221,14 @@ def test_what_did_not_fit_is_said_only_where_rows_say_it(tmp_path, recipe, known
         assert finding.cause.startswith(f"not known: the rows of {lacking} do not say")
 
 
+def test_a_baseline_that_says_bf16_is_one_without_fp8(tmp_path):
+    """As suite train stores it; its FP8 arm lacks memory where the baseline fits."""
+    base, *rest = Invented().times(STEP, {"bf16_eager": {"ms": 1.0}})
+    base = dataclasses.replace(base, resolved={**base.resolved, "recipe": "bf16"})
+    failed = absent(STEP, "rowwise_eager", "failed", LACKS, "bf16_eager", cause=Cause.OOM)
+    assert found(tmp_path, [base, *rest, failed], "runs out of memory")
+
+
 def test_out_of_memory_of_both_arms_is_not_fp8s(tmp_path):
     arms = {"bf16_eager": "", "rowwise_eager": "bf16_eager"}
     rows = [absent(STEP, arm, "failed", LACKS, base, cause=Cause.OOM) for arm, base in arms.items()]
@@ -309,6 +317,19 @@ def test_delayed_scales_that_never_move(tmp_path):
     assert finding.symptom == "delayed: 1 delayed scale never moves"
     assert finding.evidence == ("q:input: scale 2^6 at all 6 looks, amax 1 to 30",)
     assert "update_scales" in finding.change
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "delayed", "static"])
+@pytest.mark.parametrize("recipe", ["somebodys", "not_delayed", "statics_of_mine"])
+def test_how_a_recipe_scales_is_read_from_its_rows(tmp_path, scaling, recipe):
+    """Whatever it is called: a frozen scale is a finding of delayed scaling, saturation one of dynamic scaling."""
+    rows = [
+        look(recipe, "scale_log2", "q:input", [6.0] * 6, recipe, scaling=scaling),
+        look(recipe, "amax", "q:input", [1.0, 2.0, 4.0, 8.0, 16.0, 30.0], recipe, scaling=scaling),
+        look(recipe, "saturated_frac", "q:input", [1e-5], recipe, scaling=scaling),
+    ]
+    assert bool(found(tmp_path, rows, "never move")) == (scaling == "delayed")
+    assert bool(found(tmp_path / "again", rows, "saturated")) == (scaling == "dynamic")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from harness.__main__ import main
 from harness.judge.verdict import Run, rows
 from harness.judge.verdict.power import ALPHA, seeds_for, tost_power
 from harness.judge.verdict.result import MARGIN
+from harness.judge.verdict.rows import NEGATIVE
 from harness.judge.verdict.stored_noise import SeedsNeeded, best_noise, seconds
+from harness.store.case import OTHER, Arm, parse
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def frame(tmp_path: Path, size: float, seeds: int = 5, name: str = "r1", **axes:
 
 
 def test_the_noise_is_the_sd_of_the_stored_gaps(tmp_path: Path) -> None:
-    noise = best_noise(rows.setups(frame(tmp_path, 0.001)), AXES, "tensorwise")
+    noise = best_noise(rows.setups(frame(tmp_path, 0.001)), AXES, parse("tensorwise"))
     assert noise is not None
     assert (noise.run_id, noise.seeds, noise.differs) == ("r1", 5, ())
     assert noise.late == pytest.approx(0.001 * np.std(GAPS, ddof=1), rel=0.02)  # the window is 59.8 steps
@@ -77,8 +79,23 @@ def test_seeds_are_asked_for_arms_with_a_margin(arm: str, is_tested: bool) -> No
     assert [name for _, name, _ in needed([], arm).arms] == [arm] * is_tested
 
 
+@pytest.mark.parametrize("variant", [NEGATIVE, OTHER])
+def test_a_control_of_a_recipe_from_outside_asks_for_no_seeds(variant: str) -> None:
+    """Its record says that it is a control, whatever it is called; nothing here knows it by its name."""
+    assert SeedsNeeded.of([(AXES, {Arm("somebodys", variant=variant): 5})], []).arms == []
+
+
+def test_a_row_names_the_axes_in_which_the_set_ups_differ(tmp_path: Path) -> None:
+    """All others are those of the request; of one set-up none is named."""
+    stored = rows.setups(frame(tmp_path, 0.001))
+    arm = parse("tensorwise")
+    both = SeedsNeeded.of([(AXES | {"schedule": s}, {arm: 5}) for s in ("", "cooldown_bf16:0.2")], stored)
+    assert [row[0] for row in cells(both)] == ["tensorwise", "tensorwise schedule=cooldown_bf16:0.2"]
+    assert [row[0] for row in cells(SeedsNeeded.of([(AXES, {arm: 5})], stored))] == ["tensorwise"]
+
+
 def needed(stored: list[Any], *arms: str) -> SeedsNeeded:
-    return SeedsNeeded.of([(AXES, dict.fromkeys(arms, 5))], stored)
+    return SeedsNeeded.of([(AXES, dict.fromkeys(map(parse, arms), 5))], stored)
 
 
 def cells(found: SeedsNeeded) -> list[list[str]]:
@@ -89,7 +106,7 @@ def cells(found: SeedsNeeded) -> list[list[str]]:
 @pytest.mark.parametrize(("size", "seeds"), [(0.0, 5), (0.001, 2), (0.001, 1)])
 def test_an_sd_of_zero_or_of_two_seeds_is_no_evidence(size: float, seeds: int, tmp_path: Path) -> None:
     stored = rows.setups(frame(tmp_path, size, seeds))
-    assert best_noise(stored, AXES, "tensorwise") is None
+    assert best_noise(stored, AXES, parse("tensorwise")) is None
     found = needed(stored, "tensorwise")
     assert (cells(found), [arm["noise"] for arm in found.data()["arms"]]) == ([], [None])
     assert found.lines()[1].endswith("run 3 first: tensorwise")
@@ -98,15 +115,15 @@ def test_an_sd_of_zero_or_of_two_seeds_is_no_evidence(size: float, seeds: int, t
 def test_the_same_set_up_comes_first_then_one_of_other_steps_which_is_said(tmp_path: Path) -> None:
     frame(tmp_path, 0.002, name="longer", steps=600)
     stored = rows.setups(frame(tmp_path, 0.001, name="other_model", model="gpt2"))
-    noise = best_noise(stored, AXES, "tensorwise")
+    noise = best_noise(stored, AXES, parse("tensorwise"))
     assert noise is not None
     assert (noise.run_id, noise.differs) == ("longer", ("steps=600",))
     ((*_, of),) = cells(needed(stored, "tensorwise"))
     assert of.endswith("which had steps=600")
-    exact = best_noise(rows.setups(frame(tmp_path, 0.001, seeds=3, name="exact")), AXES, "tensorwise")
+    exact = best_noise(rows.setups(frame(tmp_path, 0.001, seeds=3, name="exact")), AXES, parse("tensorwise"))
     assert exact is not None
     assert (exact.run_id, exact.seeds) == ("exact", 3)
-    assert best_noise(stored, AXES, "rowwise") is None
+    assert best_noise(stored, AXES, parse("rowwise")) is None
 
 
 def test_dry_run_prints_them_from_results_dir(
@@ -133,9 +150,9 @@ def test_dry_run_prints_them_from_results_dir(
 def test_how_long_is_the_median_of_the_newest_run_with_the_same_axes(tmp_path: Path) -> None:
     stored = rows.setups(frame(tmp_path, 0.001))
     took = [run.elapsed.values[-1] for run in stored[0].arms["tensorwise"].values()]
-    assert seconds(stored, {**AXES, "seed": 9}, "tensorwise") == pytest.approx(np.median(took))
-    assert seconds(stored, {**AXES, "steps": 7}, "tensorwise") is None
-    assert seconds(stored, AXES, "rowwise") is None
+    assert seconds(stored, {**AXES, "seed": 9}, parse("tensorwise")) == pytest.approx(np.median(took))
+    assert seconds(stored, {**AXES, "steps": 7}, parse("tensorwise")) is None
+    assert seconds(stored, AXES, parse("rowwise")) is None
 
 
 def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> None:
@@ -144,4 +161,4 @@ def test_runs_that_were_not_proved_to_be_fp8_are_no_evidence(tmp_path: Path) -> 
     made += rows_of_runs("tensorwise", with_gaps(base, 0.001), verify="x", verify_outcome="disproved")
     writer = store.RunWriter(tmp_path / "r", run_id="r", sweep="divergence", env_id="e", env={}, about={})
     writer.append(made)
-    assert best_noise(rows.setups(store.read(tmp_path)), AXES, "tensorwise") is None
+    assert best_noise(rows.setups(store.read(tmp_path)), AXES, parse("tensorwise")) is None

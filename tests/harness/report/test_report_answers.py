@@ -163,6 +163,9 @@ def test_runs_of_the_same_code_are_one_interval_and_a_word_that_it_does_not_bear
         assert pair["speedup"] == each[1]["speedup"]
         assert (pair["low"], pair["high"]) == (min(p["low"] for p in each), max(p["high"] for p in each))
         assert (pair["clock_mhz"], pair["baseline_clock_mhz"]) == (1755.0, 1500.0)
+    (standing,) = standings.timed(found)
+    (single,) = standings.timed(alone[1])
+    assert ("of 2 runs" in standing.shown.note, "runs" in single.shown.note) == (True, False)
 
 
 def test_clocks_that_differ_stand_beside_the_speed(tmp_path):
@@ -403,6 +406,17 @@ def test_a_loss_of_one_recipe_is_not_claimed_of_another(tmp_path):
     assert verdict.startswith("FP8 is faster here: rowwise_compile")
     assert "Its recipe passed its checks; its GEMMs ran in FP8; its recipe trains the same." in rest
     assert re.search(r"In doubt: tensorwise_compile.*\(no loss judged\)", rest)
+
+
+@pytest.mark.parametrize("env", [None, H200])
+def test_what_was_measured_comes_before_what_was_not(tmp_path, env):
+    """Of training runs alone the first sentence is about the loss; times and single results were never asked for."""
+    found = stored(tmp_path, losses(rowwise=0.0003), **({"env": env} if env else {}))
+    (same,) = (a for a in verdicts.answers(found) if a.about == "same")
+    first, rest = lead_of(found)
+    assert same.clause in first
+    assert "SQNR" not in first
+    assert "SQNR" in rest
 
 
 @pytest.mark.parametrize(

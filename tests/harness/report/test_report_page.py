@@ -101,7 +101,7 @@ def test_a_misspelt_word_column_or_field_is_seen():
     known = strings(code) | set(columns_of.COMPUTED) | set(METRICS)
     fields = {
         (table, field)
-        for table, said in columns_of.said_columns().items()
+        for table, said in columns_of.column_entries().items()
         if table
         not in ("findings", "headline")  # attributes of an object, and cells made by title: both raise
         for each in said
@@ -109,7 +109,7 @@ def test_a_misspelt_word_column_or_field_is_seen():
         for field in (about.get("field", about["title"]), about.get("needs", True))
     }
     assert [named for named in fields if named[1] is not True and named[1] not in known] == []
-    assert set(columns_of.said_columns()) <= known
+    assert set(columns_of.column_entries()) <= known
     assert facts.names().keys() <= strings(code / "machine")
     parts = {word for plan in section.plans().values() for word in plan}
     assert parts <= {*section.PARTS, "title", "intro", "reads", "timed", "folded", "in_markdown"}

@@ -117,6 +117,18 @@ def test_figures_of_a_layer_are_those_of_its_tensors() -> None:
     assert figures["subnormal_frac", "layer:input"] > 0.05
 
 
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp4"])
+def test_of_a_cast_to_four_bits_the_amax_alone_is_known(recipe: str) -> None:
+    """The alarms are bounds of eight bits. Oracle: the tensors, of which one product y = x @ w.T with loss sum(y * c) is made."""
+    layer = convert_to_float8_training(nn.Linear(64, 32, bias=False), config=recipe)
+    assert isinstance(layer, Float8Linear)
+    x, c = torch.randn(32, 64), torch.randn(32, 32)
+    setup = Setup("toy", 1, 1, compute="fp32", recipe=layer.recipe)
+    figures = diagnose(_Weighted(layer), setup, (x, c), "cpu")
+    tensors = {"input": x, "weight": layer.weight.detach(), "grad_output": c}
+    assert figures == {("amax", f"layer:{role}"): float(of.abs().max()) for role, of in tensors.items()}
+
+
 class _Weighted(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
