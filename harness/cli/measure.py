@@ -21,7 +21,6 @@ from harness.engine.arms import TimeLimits, silence_s
 from harness.engine.bench import Setting
 from harness.engine.plan import Task, nothing_compared
 from harness.engine.progress import Progress
-from harness.engine.rows import is_trial
 from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
@@ -195,8 +194,8 @@ def left_to_run(
 ) -> Iterator[str]:
     """For dry_run=true: what resume= would still run, after all that it refuses."""
     work = _Work.of(config, plan, gpus, shard)
-    left = len(_units(plan, work.done, work.done_arms))
-    yield f"{work.run_id} holds {len(_units(plan, set(), set())) - left} of these measurements, {left} are left"
+    left = len([*plan.tasks(work.done, work.done_arms)])
+    yield f"{work.run_id} holds {len([*plan.tasks()]) - left} of these measurements, {left} are left"
 
 
 def _measure(
@@ -208,7 +207,7 @@ def _measure(
     note: runlog.ProgressFile,
     raw: runlog.RawOutput,
 ) -> RunOutcome:
-    config, units = request.config, _units(plan, work.done, work.done_arms)
+    config, units = request.config, [*plan.tasks(work.done, work.done_arms)]
     note.write(state="running", total=len(units), share=0.0 if units else 1.0)
     with Progress.on(console, units, note, config.quiet) as progress:
 
@@ -273,18 +272,7 @@ def _least_s(plan: SweepPlan, work: _Work) -> float:
 
 def _compares_speed(plan: SweepPlan) -> bool:
     """Whether an arm with FP8 is timed."""
-    return any(c.suite.ARMS[arm].recipe for c in plan.cases if not is_trial(c) for arm in c.runnable)
-
-
-def _units(plan: SweepPlan, done: set[str], done_arms: set[tuple[str, str]]) -> list[Task]:
-    """What a progress bar counts: a case that is timed, or a run of a trial suite."""
-    waiting = [c for c in plan.cases if c.case.case_id not in done]
-    return [
-        Task(c, arm)
-        for c in waiting
-        for arm in (c.runnable if is_trial(c) else ("",))
-        if (c.case.case_id, arm) not in done_arms
-    ]
+    return any(c.suite.ARMS[arm].recipe for c in plan.cases if not c.is_trial for arm in c.runnable)
 
 
 def _lanes(config: SweepConfig, plan: SweepPlan, gpus: int) -> int:
@@ -293,7 +281,7 @@ def _lanes(config: SweepConfig, plan: SweepPlan, gpus: int) -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if config.device == "cpu" else gpus
     wanted = cores if config.workers is None else int(config.workers)
-    return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if is_trial(c))))
+    return max(1, min(wanted, sum(len(c.runnable) for c in plan.cases if c.is_trial)))
 
 
 def _finish(config: SweepConfig, outcome: RunOutcome, plan: SweepPlan, folder: Path, ended: str) -> int:

@@ -5,8 +5,6 @@ With `sweep=NAME` beside it, or without `resume=`, a command line is composed as
 
 from __future__ import annotations
 
-import functools
-import glob
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,23 +13,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.config import LITERAL, Composed, Request, load, sweeps, timing_of
-from harness.engine.settings import SweepConfig
+from harness.engine.settings import OF_ONE_COMMAND, SweepConfig, deciding
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
-from harness.store.private import CUT, found_again, public
+from harness.store.private import CUT, found_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-# Keys that decide nothing about what a row says; every other one must stay as it was. What lies at data_path and ceilings
-# is known by its sha256, and `harness.engine.resume` refuses another.
-FREE = {
-    "workers", "devices", "isolate", "budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib", "results_dir",
-    "reports_dir", "report", "quiet", "log_level", "data_path", "ceilings", "config_dir", "train.judge",
-}  # fmt: skip
-# Keys that belong to one command and are not taken over from the one before.
-OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway", "trust"}
-_SHARDS = "shard-*-of-*"
 
 
 def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> Request:
@@ -51,7 +39,8 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         return load(words, resolve_device)
     if name == "":
         raise UsageError("resume=: expected a run id, a folder, or last")
-    from harness.engine.run_folder import mark  # with pyarrow, which a dry run does without
+    # With pyarrow, which a dry run does without
+    from harness.engine.run_folder import mark, refuse_other_settings
 
     home = Path(given.get("results_dir", SweepConfig.results_dir).strip("'\""))
     folder = _folder(name, home)
@@ -74,7 +63,8 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         ]
         own = [word for word in words if _key(word) != "resume"]
         now = load([f"sweep={stored['name']}", *same, *own], resolve_device).config.plain()
-        _refuse_changes(given, stored, now)
+        told = {k: v for k, v in deciding(now).items() if any(f"{k}.".startswith(f"{key}.") for key in given)}
+        refuse_other_settings(about["run_id"], about, {**deciding(stored), **told})
     except UsageError as error:
         raise UsageError(f"resume={name}: {error}") from error
     config = {**now, **{key: value for key, value in stored.items() if key not in OF_ONE_COMMAND}}
@@ -103,24 +93,15 @@ def _folder(name: str, results_dir: Path) -> Path:
         from harness.engine.run_folder import newest_first
 
         return (newest_first(results_dir)[0] or [results_dir / "last"])[0]
-    if Path(name).is_dir():
-        return Path(name)
-    found = sorted(path for path in results_dir.glob(f"**/{glob.escape(name)}") if _files(path))
-    if len(found) > 1:
-        raise UsageError(
-            f"resume={name}: {len(found)} runs have this id: {', '.join(map(str, found))}; give the folder of one as resume=FOLDER"
-        )
-    if found:
-        return found[0]
     from harness.store import find_run  # pandas
 
-    return find_run(name, results_dir)  # names the newest where there is none
+    return find_run(name, results_dir)
 
 
 def _files(folder: Path) -> list[Path]:
     """The _run.json of a run, else those of its shards, which may have been started apart."""
-    own = folder / run_files.ABOUT
-    return [own] * own.exists() + run_files.below(folder, run_files.ABOUT, _SHARDS)
+    files = [place / run_files.ABOUT for place in (folder, *run_files.shards(folder))]
+    return [file for file in files if file.exists()]
 
 
 def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,7 +122,7 @@ def _stored(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     config = about.get("config")
     if not config or not isinstance(config, dict):
         raise UsageError(f"{files[0]} holds no settings (config) of a sweep; {again}")
-    if folder.name != about["run_id"] and folder.match(_SHARDS):
+    if folder.name != about["run_id"] and folder in run_files.shards(folder.parent):
         raise UsageError(f"{folder} is a shard; resume={folder.parent} continues its run")
     literal = {key: config.get(key) for key in LITERAL}
     try:
@@ -173,19 +154,6 @@ def _about(file: Path) -> dict[str, Any]:
     return read_about(file.parent)
 
 
-def _refuse_changes(given: Mapping[str, str], stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse words that would change what the run has measured; those that repeat a setting are no change."""
-    for key, value in given.items():
-        if key in FREE | OF_ONE_COMMAND:
-            continue
-        was, asked = (functools.reduce(_below, key.split("."), config) for config in (stored, now))
-        if public(was) != public(asked):
-            raise UsageError(
-                f"{key}={value} would change what this run measures, which has {was}; leave it out, or start a "
-                f"new run with sweep={stored['name']}; free are {', '.join(sorted(FREE))}"
-            )
-
-
 def _found_again(key: str, value: Any, given: Mapping[str, str]) -> Any:
     """A stored setting with its paths as they are here.
 
@@ -204,10 +172,6 @@ def _found_again(key: str, value: Any, given: Mapping[str, str]) -> Any:
     ):
         raise UsageError(f"{key} was {value}, the folder of which no run names: add {key}=PATH")
     return found_again(value) if isinstance(value, str) else value
-
-
-def _below(config: Any, name: str) -> Any:
-    return config.get(name) if isinstance(config, dict) else None
 
 
 def _command(about: Mapping[str, Any], sweep: str, given: Mapping[str, str]) -> list[str]:

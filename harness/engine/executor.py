@@ -24,7 +24,7 @@ from harness.engine import arm_process
 from harness.engine.arms import UNFIT, ArmPool, TimeLimits, failed_row
 from harness.engine.bench import Setting, measure_case
 from harness.engine.plan import Task
-from harness.engine.rows import all_arms, is_trial, row, skipped_rows, trial_rows
+from harness.engine.rows import all_arms, row, skipped_rows, trial_rows
 from harness.engine.stages import Mark, Stage, Steps
 from harness.machine.gpu_monitor import GpuMonitor, monitor_for
 from harness.store.errors import RETRYABLE, Cause, LateError, cause_of, one_line
@@ -114,24 +114,19 @@ def run(
         turns: which cases are measured, and when, is asked of it.
     """
     finished, made = set(done), set(done_arms)
-    waiting = [c for c in plan.cases if c.case.case_id not in finished]
-    timed, trials = [c for c in waiting if not is_trial(c)], [c for c in waiting if is_trial(c)]
+    waiting = [*plan.tasks(finished, made)]
     under_way = _Run(writer, setting, limits or TimeLimits(), tell, monitor, clock, turns)
     headline = plan.headline(setting.timing.sustained_max_cases) if setting.device == "cuda" else set()
     try:
         for alone in (False, True) if len(places) > 1 else (None,):
-            own = [c for c in timed if alone is None or runs_alone(c.suite) is alone]
-            tasks = [Task(c, sustained=c.case.case_id in headline) for c in own]
+            own = [t for t in waiting if not t.arm and alone in (None, runs_alone(t.planned.suite))]
+            tasks = [replace(task, sustained=task.case.case_id in headline) for task in own]
             under_way.do(tasks, places[:1] if alone else places)
-        for planned in trials:
-            rows = [r for r in skipped_rows(planned) if (r.case_id, r.arm) not in made]
-            under_way.store(rows, planned)
-        runs = [
-            Task(c, arm, _workspace(writer, c, arm))
-            for c in trials
-            for arm in c.runnable
-            if (c.case.case_id, arm) not in made
-        ]
+        for planned in plan.cases:
+            if planned.is_trial and planned.case.case_id not in finished:
+                rows = [r for r in skipped_rows(planned) if (r.case_id, r.arm) not in made]
+                under_way.store(rows, planned)
+        runs = [replace(task, workspace=_workspace(writer, task)) for task in waiting if task.arm]
         workspaces = {task.workspace for task in runs}
         _remove_others(writer.folder / CHECKPOINTS, workspaces)
         at_once = min(lanes, len(runs)) if places else 0
@@ -349,8 +344,8 @@ def _rounds(rows: Iterable[Measurement]) -> int:
     return max((1 + max(r.rounds) for r in rows if r.rounds), default=0)
 
 
-def _workspace(writer: store.RunWriter, planned: PlannedCase, arm: str) -> Path:
-    return writer.folder.absolute() / CHECKPOINTS / f"{planned.case.case_id}-{arm}"
+def _workspace(writer: store.RunWriter, task: Task) -> Path:
+    return writer.folder.absolute() / CHECKPOINTS / f"{task.case.case_id}-{task.arm}"
 
 
 def _remove_others(folder: Path, wanted: set[Path | None]) -> None:

@@ -18,14 +18,15 @@ from harness.machine import raw_output
 from harness.store.case import LOCAL, Case, Scalar, expand
 from harness.store.errors import Cause, UsageError, cause_of, one_line, unknown
 from harness.suites import NAMES
+from harness.timing.workload import TrialSuite, Unsupported, check_request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.engine.settings import PartConfig, SweepConfig, TrainConfig
     from harness.store.case import Case
-    from harness.timing.workload import ArmInfo, Axis, Plannable, Unsupported
+    from harness.timing.workload import ArmInfo, Axis, Plannable
 
 
 @contextmanager
@@ -107,6 +108,11 @@ class PlannedCase:
         """The arms that this device can run."""
         return tuple(arm for arm in self.arms if arm not in self.unsupported)
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether each arm is a run of its own."""
+        return isinstance(self.suite, TrialSuite)
+
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
@@ -115,6 +121,21 @@ class SweepPlan:
     cases: tuple[PlannedCase, ...]
     products: Mapping[str, str]
     elsewhere: tuple[PlannedCase, ...] = ()
+
+    def tasks(
+        self, done: Collection[str] = (), done_arms: Collection[tuple[str, str]] = ()
+    ) -> Iterator[Task]:
+        """What there is to do: each case that is timed, and each run of a trial suite.
+
+        Args:
+            done: ids of the cases that need nothing.
+            done_arms: (case id, arm) of the runs that need nothing.
+        """
+        for planned in self.cases:
+            if planned.case.case_id in done:
+                continue
+            arms = planned.runnable if planned.is_trial else ("",)
+            yield from (Task(planned, arm) for arm in arms if (planned.case.case_id, arm) not in done_arms)
 
     def headline(self, most: int) -> set[str]:
         """Ids of the cases with the most work: those measured under sustained load as well."""
@@ -183,8 +204,6 @@ def _choose_peers(
 
 def _check_requests(config: SweepConfig, cases: Sequence[PlannedCase]) -> None:
     """Let each suite see all that is asked of it; `train.judge=false` asks for no verdict."""
-    from harness.timing.workload import check_request
-
     judge = config.train.judge
     runs: dict[str, dict[Case, set[str]]] = {}  # by suite: parts may share out the seeds of one set-up
     suites = {planned.case.suite: planned.suite for planned in cases}
@@ -355,16 +374,12 @@ def _plan_part(part: _Part, config: SweepConfig) -> tuple[list[PlannedCase], str
 def _unsupported(suite: Plannable, case: Case, arm: str, device: str) -> Unsupported | None:
     """Why an arm can't run a case; what a suite raises over this question fails that arm alone."""
     if absent := suite.ARMS[arm].absent:
-        from harness.timing.workload import Unsupported
-
         return Unsupported("device", absent, Cause.MISSING)
     try:
         return suite.unsupported(case, arm, device)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a peer's library may raise anything when it is asked
-        from harness.timing.workload import Unsupported
-
         if (cause := cause_of(error, Cause.ERROR)) is Cause.MISSING:
             return Unsupported("device", one_line(error), cause)
         reason = f"could not tell whether it can run here: {one_line(error)}"

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.advise.training import content
-from harness.engine.rows import is_trial
 from harness.engine.run_folder import ANEW
 from harness.store.differences import comparable
 from harness.store.errors import UsageError
@@ -123,5 +122,5 @@ def stored_arms(folder: Path, plan: SweepPlan, done: set[str]) -> set[tuple[str,
     """(case id, arm) of the runs of trial suites that a run holds of unfinished cases already, for resume=."""
     rows = store.open_run(folder)
     rows = rows[~rows["retryable"]]
-    ours = {c.case.case_id for c in plan.cases if is_trial(c)} - done
+    ours = {c.case.case_id for c in plan.cases if c.is_trial} - done
     return {(i, arm) for i, arm in zip(rows["case_id"], rows["arm"], strict=True) if i in ours}

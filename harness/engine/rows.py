@@ -12,7 +12,6 @@ from harness.store.case import original_name
 from harness.store.errors import Cause, MemoryShortageError
 from harness.store.measurement import Measurement
 from harness.timing.session import METERED_S
-from harness.timing.workload import TrialSuite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,11 +31,6 @@ class PreparedArm:
     baseline: str
     workload: Workload
     resolved: dict[str, object]
-
-
-def is_trial(planned: PlannedCase) -> bool:
-    """Whether each arm of the case is a run of its own."""
-    return isinstance(planned.suite, TrialSuite)
 
 
 def row(
@@ -68,7 +62,7 @@ def row(
         baseline=info.baseline if arm == name else name,
         axes=planned.case.axes_json,
         seed=planned.case.seed,
-        metric=metric or (getattr(planned.suite, "METRIC", "loss") if is_trial(planned) else "time_ms"),
+        metric=metric or (getattr(planned.suite, "METRIC", "loss") if planned.is_trial else "time_ms"),
         status=status,
         resolved=resolved,
         reason=reason,

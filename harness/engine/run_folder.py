@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from harness import store
+from harness.engine.settings import FREE, deciding
 from harness.machine import raw_output, torchrun
 from harness.machine.device_lock import holder
 from harness.store import run_files, run_state
@@ -96,7 +97,6 @@ def _refusal(path: Path) -> UsageError:
 
 ANEW = "start a new run (run_id=NAME in place of resume=, which a sweep may set itself)"
 LAST = "last"  # as resume=: the newest run of the sweep, where there is none a new one
-_SHARDS = "shard-*-of-*"
 _OF_A_RUN = {"run_id", "sweep", "state", "started_at"}
 
 
@@ -117,13 +117,10 @@ def chosen(config: SweepConfig, env: Mapping[str, Any], shard: Shard | None) -> 
         UsageError: there is no such run, it is another experiment, or the folder holds something else.
     """
     whole = of_run(config, env)
-    for about in map(
-        store.read_about,
-        sorted({whole, *(p.parent for p in run_files.below(whole, run_files.ABOUT, _SHARDS))}),
-    ):
+    for about in map(store.read_about, (whole, *run_files.shards(whole))):
         if about.get("sweep", config.name) != config.name:
             raise UsageError(f"run {whole.name} is of sweep {about['sweep']!r}, not {config.name!r}")
-        _refuse_other_settings(whole.name, about, config)
+        refuse_other_settings(whole.name, about, deciding(config.plain()))
     folder = whole if shard is None else whole / shard.folder
     refuse_stranger(folder)
     # A command with run_id= that is given again, as schedulers do after a node failed, continues with its own rows.
@@ -173,7 +170,7 @@ def of_run(config: SweepConfig, env: Mapping[str, Any]) -> Path:
     elif config.resume:
         folder = store.find_run(config.resume, config.results_dir)
         # One whose shards were started apart has a _run.json in each of them alone.
-        if not any(map(is_run, [folder, *folder.glob(_SHARDS)])):
+        if not any(map(is_run, [folder, *run_files.shards(folder)])):
             raise UsageError(
                 f"resume={config.resume}: {folder} is no run: it holds no _run.json that names run, sweep and state; "
                 "expected a run id, or a folder results/<sweep>/<run_id>"
@@ -220,7 +217,7 @@ def owned(folder: Path, shard: Shard | None) -> Iterator[None]:
         UsageError: another command writes to this folder; or this is one shard of a run that is measured as a whole, or
             the other way round.
     """
-    for other in [folder.parent] if shard is not None else sorted(folder.glob(_SHARDS)):
+    for other in [folder.parent] if shard is not None else run_files.shards(folder):
         refuse_live(other)
     is_scheduled = shard is not None or torchrun.started() > 1
     with held(folder, patience_s=PATIENCE_S if is_scheduled else 0.0):
@@ -234,56 +231,26 @@ def checked_run_id(name: str) -> str:
     return name
 
 
-# What decides which cases and arms there are, and how they train
-_SETTINGS = (
-    "suite",
-    "axes",
-    "shapes",
-    "arms",
-    "cases",
-    "parts",
-    "model",
-    "data",
-    "schedule",
-    "ranks",
-    "train",
-    "seed",
-)
+def refuse_other_settings(run_id: str, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run holds one experiment, and its command must stay the one that made it.
 
+    Args:
+        run_id: of the run.
+        about: what its `_run.json` says.
+        now: what `deciding` says of the command that would continue it.
 
-_SETTINGS_OF_A_PART = ("suite", "axes", "shapes", "arms")
-
-
-def _refuse_other_settings(run_id: str, about: dict[str, Any], config: SweepConfig) -> None:
-    """A run holds one experiment, and its command must stay the one that made it."""
-    stored, now = (
-        public(about.get("config", {})),
-        public({key: value for key, value in config.plain().items() if key in _SETTINGS}),
-    )
-    pairs = [
-        (key, _decisive(key, stored[key]), _decisive(key, now[key])) for key in _SETTINGS if key in stored
-    ]
-    differs = []
-    for key, then, today in pairs:
-        if key == "parts" and then != today:
-            names = sorted({*then, *today})
-            differs += [f"parts.{name}" for name in names if then.get(name) != today.get(name)]
-        elif then != today:
-            differs.append(key)
+    Raises:
+        UsageError: names each key that differs, with both values.
+    """
+    if not (stored := about.get("config")):
+        return
+    then, now = public(deciding(stored)), public(now)
+    differs = [f"{k}={now.get(k)} (it has {then.get(k)})" for k in now | then if now.get(k) != then.get(k)]
     if differs:
         raise UsageError(
-            f"{run_id} was made with another {' and '.join(differs)}; repeat its command with resume={run_id} added: "
-            f"{about.get('command', '')}; or, where the sweep itself has changed, {ANEW}"
+            f"{', '.join(differs)} would change what {run_id} measures: repeat its command with resume={run_id} added: "
+            f"{about.get('command', '')}; or, where the sweep itself has changed, {ANEW}; free are {', '.join(sorted(FREE))}"
         )
-
-
-def _decisive(key: str, value: Any) -> Any:
-    """A setting without what decides on no row: whether the rows are judged at the end; title, order and time of a part."""
-    if key == "train" and value:
-        return {k: v for k, v in value.items() if k != "judge"}
-    if key == "parts":
-        return {name: {k: part.get(k) for k in _SETTINGS_OF_A_PART} for name, part in value.items()}
-    return value
 
 
 def refuse_unwritable(folder: Path, key: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -116,11 +115,10 @@ def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Prog
         folder: of the run.
         asked: when a process of this host began, None where it is gone.
     """
-    spreads: dict[str, list[ProgressNote]] = {}
-    for path in (folder, *sorted(folder.glob("shard-*-of-*"))):
-        spread = re.fullmatch(r"shard-\d+-of-(\d+)", path.name) if path != folder else None
+    spreads: dict[int, list[ProgressNote]] = {}
+    for path, count in ({folder: 0} | run_files.shards(folder)).items():
         if (note := _note(path / run_files.PROGRESS, asked)) is not None:
-            spreads.setdefault(spread[1] if spread else "", []).append(note)
+            spreads.setdefault(count, []).append(note)
     return max(spreads.values(), key=lambda every: max(note.written for note in every), default=[])
 
 

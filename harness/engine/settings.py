@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 from harness.timing.config import TimingConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 MISSING = "???"  # as OmegaConf marks what must be given
+# Keys that decide nothing about what a row says; every other one stays as it was where a run is continued. What lies at
+# data_path and ceilings is known by its sha256, and `harness.engine.resume` refuses another.
+FREE = {
+    "workers", "devices", "isolate", "budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib", "results_dir",
+    "reports_dir", "report", "quiet", "log_level", "data_path", "ceilings", "config_dir", "train.judge",
+}  # fmt: skip
+# Keys that belong to one command and are not taken over from the one before.
+OF_ONE_COMMAND = {"resume", "run_id", "shard", "dry_run", "resume_anyway", "trust", "turns"}
 
 
 @dataclass
@@ -106,3 +114,21 @@ class SweepConfig:
     def suites(self) -> set[str | None]:
         """Suites that it names."""
         return {self.suite, *(part.suite for part in self.parts.values())}
+
+
+def deciding(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides what a run measures, by the key of a command line that sets it (`axes.M`, `timing.min_rounds`).
+
+    Args:
+        plain: values as `SweepConfig.plain` has them; a key that is left out has its default.
+    """
+    every = {**dict(_by_key(SweepConfig().plain())), **dict(_by_key(plain))}
+    return {k: v for k, v in every.items() if k not in FREE | OF_ONE_COMMAND | {"name", "question"}}
+
+
+def _by_key(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        yield key, value
+        return
+    for name, below in value.items():
+        yield from _by_key(below, f"{key}.{name}".lstrip("."))

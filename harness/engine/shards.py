@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from harness.engine.plan import refusing
-from harness.engine.rows import is_trial
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -108,5 +107,5 @@ def _work(planned: PlannedCase) -> float:
 def _cost(planned: PlannedCase, mean: Mapping[str, float]) -> float:
     usual = mean[planned.case.suite]
     relative = _work(planned) / usual if usual > 0 else 1.0
-    each = relative if is_trial(planned) else (1 + relative) / 2
+    each = relative if planned.is_trial else (1 + relative) / 2
     return len(planned.runnable) * each

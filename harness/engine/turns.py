@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.engine import control
 from harness.engine.plan import PlannedCase, Task
-from harness.engine.rows import is_trial
 from harness.store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def with_control(plan: SweepPlan) -> SweepPlan:
     Raises:
         UsageError: an arm of it is a run and no closure to time.
     """
-    if runs := [c.case.suite for c in plan.cases if is_trial(c)]:
+    if runs := [c.case.suite for c in plan.cases if c.is_trial]:
         raise UsageError(
             f"an arm of suite {runs[0]} is a run and no closure to time, so it takes no turns; run python -m harness sweep=NAME at "
             "each commit, then gate --baseline RUN --candidate RUN"

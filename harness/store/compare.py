@@ -276,7 +276,7 @@ def _noise_floors(groups: Sequence[Mapping[str, _Row]]) -> list[dict[str, float]
     floors: list[dict[str, float]] = [{} for _ in groups]
     for (place, arm, _), control in zip(pairs, stats.all_paired([logs for *_, logs in pairs]), strict=True):
         if control.has_interval:
-            floors[place][arm] = math.exp(max(abs(control.log_low), abs(control.log_high)))
+            floors[place][arm] = control.as_floor
     return floors
 
 

@@ -20,6 +20,7 @@ with the most rounds counts; rounds of two attempts are never mixed.
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 import secrets
@@ -226,11 +227,16 @@ def find_run(name: str | Path, results_dir: str | Path = "results") -> Path:
     """The folder of a run given by its path or by its run id.
 
     Raises:
-        UsageError: there is no such run; the newest few are named.
+        UsageError: there is no such run, and the newest few are named; or several have this id.
     """
     if Path(name).exists():
         return Path(name)
-    found = sorted(Path(results_dir).glob(f"*/{name}")) or sorted(Path(results_dir).glob(f"**/{name}"))
+    id_ = glob.escape(str(name))
+    found = sorted(Path(results_dir).glob(f"*/{id_}")) or sorted(Path(results_dir).glob(f"**/{id_}"))
+    if len(found) > 1:
+        raise UsageError(
+            f"{name}: {len(found)} runs have this id: {', '.join(map(str, found))}; give the folder of one in its place"
+        )
     if found:
         return found[0]
     recent = sorted(
@@ -245,7 +251,7 @@ def run_folder(file: Path) -> Path:
     >>> run_folder(Path("results/gemm/r1/shard-0-of-2/rows-1.parquet")).name
     'r1'
     """
-    return file.parent.parent if re.fullmatch(r"shard-\d+-of-\d+", file.parent.name) else file.parent
+    return file.parent.parent if run_files.SHARD.fullmatch(file.parent.name) else file.parent
 
 
 def _write_durably(table: pa.Table, target: Path) -> pa.Table:

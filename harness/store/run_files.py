@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ LOCK = "_writer.lock"
 SALT = "_salt"  # of a results folder, not of a run: says which runs were made in it
 CHECKPOINTS = "_checkpoints"  # folder, for training runs under way
 LAUNCH = "_launch"  # folder, for what a Hydra launcher writes
+SHARD = re.compile(r"shard-\d+-of-(\d+)")  # folder within that of a run
 
 
 MOST_BYTES = 2**24  # of one of these files that is read
@@ -35,6 +37,12 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("config", "gate", "parts"), dict),
 }
 _COUNTS = ("stage", "pairs", "rounds")  # of the gate
+
+
+def shards(folder: Path) -> dict[Path, int]:
+    """Folders of the shards of a run, sorted, each with how many its spread has."""
+    found = [(path, SHARD.fullmatch(path.name)) for path in sorted(folder.glob("shard-*"))]
+    return {path: int(named[1]) for path, named in found if named}
 
 
 def below(folder: Path, name: str, pattern: str = "**") -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,9 @@ def about(folder: Path) -> dict[str, Any]:
     Where it was spread several times, all shards of one spread are all of it; so is a process that ended it without any.
     """
     own, spreads = read_about(folder), dict[int, list[dict[str, Any]]]()
-    for path in run_files.below(folder, run_files.ABOUT, "shard-*"):
-        if named := re.fullmatch(r"shard-\d+-of-(\d+)", path.parent.name):
-            spreads.setdefault(int(named[1]), []).append(read_about(path.parent))
+    for path, count in run_files.shards(folder).items():
+        if (path / run_files.ABOUT).exists():
+            spreads.setdefault(count, []).append(read_about(path))
     alone = made_by(own) != "launch"  # which knows of shards alone
     if not spreads or (alone and own.get("state") == "finished"):
         return own

@@ -314,6 +314,11 @@ class Effect:
         return self.rounds >= MIN_ROUNDS
 
     @property
+    def as_floor(self) -> float:
+        """The noise floor that two equal things show: the far end of the interval, as a ratio >= 1; NaN where there is none."""
+        return math.exp(max(abs(self.log_low), abs(self.log_high))) if self.has_interval else math.nan
+
+    @property
     def direction(self) -> Direction:
         """The direction that the rounds show, before any policy.
 

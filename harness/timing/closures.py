@@ -148,9 +148,7 @@ def measure(
     floor = math.nan
     if not (base.failure or again.failure):
         logs = paired_log_ratios(base.samples_ms, base.rounds, again.samples_ms, again.rounds)
-        control = stats.paired(logs)
-        if control.has_interval:
-            floor = math.exp(max(abs(control.log_low), abs(control.log_high)))
+        floor = stats.paired(logs).as_floor
     return Compared(first, found, floor, wrong, device)
 
 

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from harness.store.errors import Cause, UsageError, one_line
+from harness.training.parallel.together import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ class Checkpoints:
         """
         place = self._folder / f"writing-step-{step:08d}"
         mine, why = self._agreed(self._write, place, model, optimizer)
-        found = self._gathered(mine)
+        found = gathered(mine)
         why = why or self._agreed(self._finish, place, found, {"step": step, "run": run})[1]
         if why:
             self.problems.append(f"step {step} was not saved: {why}")
@@ -97,8 +98,8 @@ class Checkpoints:
         with _quiet():
             save(state, storage_writer=Unnamed(place), no_dist=self._ranks == 1)
         hashes = {path.name: _digest(path) for path in place.glob(f"__{self._rank}_*")}
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        return hashes, (torch.get_rng_state(), cuda)
+        cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None
+        return hashes, (torch.get_rng_state().tolist(), cuda)
 
     def _finish(self, place: Path, found: list[Any], whole: dict[str, Any]) -> None:
         """On rank 0, once all shards are there: the rest and the name."""
@@ -128,7 +129,7 @@ class Checkpoints:
         """
         for left in self._folder.glob("writing-step-*") if not self._rank else ():
             shutil.rmtree(left, ignore_errors=True)
-        for name in self._gathered(self._names())[0]:  # rank 0's look: another node may see a rename late
+        for name in gathered(self._names())[0]:  # rank 0's look: another node may see a rename late
             place = self._folder / name
             whole, why = self._agreed(self._checked, place)
             if why:
@@ -137,9 +138,9 @@ class Checkpoints:
             if why := self._agreed(self._load, place, model, optimizer)[1]:  # the model is half loaded
                 raise UnreadableError(f"{place}: {why}; remove it to continue from the one before")
             cpu, cuda = whole["rng"][self._rank]
-            torch.set_rng_state(cpu)
+            torch.set_rng_state(torch.as_tensor(cpu, dtype=torch.uint8))
             if cuda is not None and torch.cuda.is_initialized():
-                torch.cuda.set_rng_state(cuda)
+                torch.cuda.set_rng_state(torch.as_tensor(cuda, dtype=torch.uint8))
             return int(whole["step"]), whole["run"]
         return None
 
@@ -192,17 +193,10 @@ class Checkpoints:
             why = one_line(next((fault for fault, _ in faults.values()), error))
         said = [
             f"rank {rank}: {word}" if self._ranks > 1 else word
-            for rank, word in enumerate(self._gathered(why))
+            for rank, word in enumerate(gathered(why))
             if word
         ]
         return mine, said[0] if said else ""
-
-    def _gathered(self, mine: Any) -> list[Any]:
-        """What each rank has, in their order."""
-        every = [mine] * self._ranks
-        if self._ranks > 1:
-            dist.all_gather_object(every, mine)
-        return every
 
     def _names(self) -> list[str]:
         """Newest first."""

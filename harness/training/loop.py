@@ -349,21 +349,11 @@ class TrainingRun:
 
     def _is_due(self) -> bool:
         after = self.job.regime.checkpoint_s * max(1.0, self._saving_s / SAVING_S)
-        return any(self._gathered(float(time.monotonic() - self._saved_at >= after)))  # no rank saves alone
+        return any(gathered(time.monotonic() - self._saved_at >= after))  # no rank saves alone
 
     def _mean(self, value: Tensor | float) -> float:
         """A loss, averaged over all that train together."""
-        return sum(self._gathered(value)) / self.job.ranks
-
-    def _gathered(self, value: Tensor | float) -> list[float]:
-        """What each rank has, in their order."""
-        if self.job.ranks == 1:
-            return [float(value)]
-        place = next(self.trainee.model.parameters()).device
-        mine = torch.as_tensor(value, dtype=torch.float64, device=place).reshape(1)
-        every = mine.new_empty(self.job.ranks)
-        dist.all_gather_into_tensor(every, mine)
-        return every.tolist()
+        return sum(gathered(float(value))) / self.job.ranks
 
     def _batches(self) -> Sequence[Batch]:
         """This rank's microbatches of the next step."""

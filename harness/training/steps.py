@@ -40,7 +40,6 @@ from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
 from harness.store.errors import Cause
 from harness.store.measurement import FIELD, LAYERS, ProofOutcome, proof_outcome
-from harness.training.diagnostics import untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -224,8 +223,7 @@ def prove(trainee: Trainee, batches: Sequence[tuple[Tensor, ...]]) -> Proof:
         trainee.gradients(batches)
         trainee.update_scales()
 
-    with untouched(trainee.model):
-        return _verified(step, trainee)
+    return _verified(step, trainee)
 
 
 def breakdown(events: list[Any], steps: int) -> dict[str, float]:

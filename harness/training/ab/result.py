@@ -237,8 +237,7 @@ class TrialResult:
     @property
     def floor(self) -> float:
         """A/A noise floor: how far two blocks in bf16 may seem apart, as a ratio >= 1; NaN below the least rounds."""
-        found = self.control
-        return math.exp(max(abs(found.log_low), abs(found.log_high))) if found.has_interval else math.nan
+        return self.control.as_floor
 
     @property
     def effect(self) -> Effect:

@@ -95,13 +95,17 @@ def test_what_would_change_what_was_measured_is_refused_by_name(
     word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.machine.environment.device_kind", lambda asked: asked)
-    assert f"resume=r1: {word} would change what this run measures" in refused(capsys, "resume=r1", word)
+    key = word.partition("=")[0]
+    assert f"resume=r1: {key}=" in refused(capsys, "resume=r1", word)
+    own = [w for w in MADE if w.partition("=")[0] not in ("run_id", key)]
+    if key not in ("device", "cases"):  # which the plan refuses
+        assert f"{key}=" in refused(capsys, *own, word, "resume=r1")
 
 
 @pytest.mark.usefixtures("cut_off")
 @pytest.mark.parametrize(
     "words",
-    [["axes.n=[1,2,3]"], ["seed=7", "sweep=toy", "axes.n=[1,2,3]", "arms=[base]"], ["workers=1", "log_level=DEBUG"],
+    [["axes.n=[1,2,3]"], ["seed=7", "sweep=toy", "axes.n=[1,2,3]", "arms=[base]", "rounds=4"], ["workers=1", "log_level=DEBUG"],
      ["reports_dir=elsewhere", "report=true", "quiet=true"], ["isolate=false", "budget_s=100"], ["results_dir=results"],
      ["dry_run=true"], ["device=cpu"], ["--quiet"]],
 )  # fmt: skip
@@ -118,6 +122,14 @@ def test_an_id_that_is_nowhere_or_twice_is_refused_and_a_folder_chooses(
         assert main([f"sweep={sweep}", "device=cpu", "run_id=r1", "budget_s=0", "report=false"]) == 0
     line = refused(capsys, "resume=r1")
     assert "2 runs have this id: results/toy/r1, results/toy2/r1" in line
+    for command in (
+        "sweep=toy device=cpu resume=r1",
+        "report r1",
+        "export r1 -o rows.csv",
+        "diff r1 r1",
+        "fleet r1",
+    ):
+        assert "2 runs have this id: " in refused(capsys, *command.split())
     assert "newest: r1" in refused(capsys, "resume=r2")
     assert "no run '/nowhere/r1'" in refused(capsys, "resume=/nowhere/r1")
     assert main(["resume=results/toy2/r1", "budget_s=null"]) == 0
@@ -203,3 +215,12 @@ def test_a_model_or_a_text_that_is_gone_is_named(
     whole["config"]["model"] = {"_target_": "no_such_module.build", "batch": "no_such_module.batch"}
     file.write_text(json.dumps(whole))
     assert "no_such_module" in refused(capsys, "resume=t2", "trust=true")
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_the_pipe_of_a_gate_is_of_its_own_command() -> None:
+    """Whatever has that number now is no pipe to a gate."""
+    stored = about()
+    (RUN / "_run.json").write_text(json.dumps({**stored, "config": {**stored["config"], "turns": 99}}))
+    assert main(["resume=r1", "budget_s=null", "trust=true"]) == 0
+    assert set(store.read(RUN)["status"]) == {"ok"}
