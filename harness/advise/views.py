@@ -145,9 +145,14 @@ def _judged(recipe: str, loss: Loss | None) -> str:
     """A recipe's verdict with the size that it holds for."""
     if loss is None:
         return f"{recipe} was judged at no size: sweep=divergence"
+    return verdict_of(loss) + ("" if loss.counts else "; not near")
+
+
+def verdict_of(loss: Loss) -> str:
+    """A verdict with its gap and the size of its runs."""
     gap = f" {loss.gap}" + f" ({loss.interval})" * bool(loss.interval)
     size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
-    return f"{loss.recipe} {loss.word}{gap} at {size}{'' if loss.counts else '; not near'}"
+    return f"{loss.recipe} {loss.word}{gap} at {size}"
 
 
 def _answer(a: Advice, is_known: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 import warnings
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ STYLE: Any = {
 LEAST_DB = 12.0
 LEAST_RATIO = (1 / 1.1, 1.1)
 WIDTH = 9.5  # inches of a figure: the width of the page's column
+LEGEND_ROW = 0.18  # inches
 
 styled = rc_context(STYLE)  # decorates what draws: matplotlib reads its settings at every step
 
@@ -106,6 +108,10 @@ class Sheet:
                 found.setdefault(label, handle)
         if found:
             across = len(found) if len(found) < 6 else 4
+            more = (
+                math.ceil(len(found) / across) - 1
+            )  # rows beside the first, which takes nothing from the panels
+            self.figure.set_figheight(self.figure.get_figheight() + LEGEND_ROW * more)
             place: Any = {"loc": "outside upper left", "ncols": across, "borderpad": 0, "labelcolor": INK}
             self.figure.legend(list(found.values()), list(found), **place)
 

@@ -30,6 +30,7 @@ from harness.store.case import (
     GOLDEN,
     GRAD_FORMAT,
     KNOBS,
+    LOCAL,
     ONLY_GEMM,
     ONLY_OPERAND,
     OTHER,
@@ -105,13 +106,14 @@ def _shared_by_all(machine: Machine) -> str:
     """What all verdicts have in common: fixed axes, the margin, limits and missing controls."""
     if not machine.trainings:
         return ""
-    axes, varying = machine.trainings[0].axes, varying_axes(machine)
+    axes = machine.trainings[0].axes
+    shared = (n for n in axes if n not in LOCAL and all(s.axes.get(n) == axes[n] for s in machine.trainings))
     abouts = [about for setup in machine.trainings for about in setup.resolved.values()]
     loss_from = {str(about["loss_from"]) for about in abouts if about.get("loss_from")}
     judged = f"Loss judged: {'; '.join(sorted(loss_from))}." if loss_from - {_WHOLE} else ""
     missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
     return " ".join(filter(None, (
-        f"All rows: {text.axes_said(axes, (n for n in axes if n not in varying))}.",
+        f"All rows: {text.axes_said(axes, shared)}.",
         judged,
         "Gaps are candidate minus control of the same seed, relative to the control's loss, mean over seeds with its "
         f"{100 * PASS_CONFIDENCE:g} % interval; margin {LIMIT:g} %; above 0 is worse.",
@@ -254,11 +256,11 @@ def label(machine: Machine, verdict: ArmVerdict) -> str:
 
 
 def setup_label(machine: Machine, axes: Mapping[str, Any]) -> str:
-    """A set-up in a few words: the axes that differ between set-ups, or its model where there is one."""
-    varying = varying_axes(machine)
-    if not varying:
-        return text.axis_value(axes.get("model", ""))
-    return ", ".join(f"{name} {text.axis_value(axes.get(name))}" for name in varying)
+    """A set-up in a few words: the axes that differ between set-ups, as far as they are set, or its model."""
+    stated = {name: axes[name] for name in varying_axes(machine) if axes.get(name) not in (None, "")}
+    return ", ".join(f"{name} {text.axis_value(value)}" for name, value in stated.items()) or text.axis_value(
+        axes.get("model", "")
+    )
 
 
 def varying_axes(machine: Machine) -> list[str]:
@@ -267,7 +269,7 @@ def varying_axes(machine: Machine) -> list[str]:
     def distinct(names: Sequence[str]) -> int:
         return len({json.dumps([s.axes.get(n) for n in names]) for s in machine.trainings})
 
-    every = sorted({name for s in machine.trainings for name in s.axes})
+    every = sorted({name for s in machine.trainings for name in s.axes} - {*LOCAL})
     varying = [n for n in every if distinct([n]) > 1]
     telling = [n for n in varying if n not in SECONDARY]
     return telling if distinct(telling) == distinct(varying) else varying

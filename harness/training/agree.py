@@ -104,7 +104,7 @@ class Agreement:
             said.append("by the mean KL divergence not further apart than a model from itself")
         for cause in self.causes[:5]:
             part = 1 - cause.kl_left / self.kl_first
-            said.append(f"{part:.0%} of the gap leaves with {', '.join(cause.layers)}")
+            said.append(f"{part:.0%} of the gap is gone where b takes from a: {', '.join(cause.layers)}")
         return [*said, *filter(None, [self.note])]
 
     def __str__(self) -> str:

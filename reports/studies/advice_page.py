@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 import jinja2
 
 import harness.report
-from harness.advise import decide
+from harness.advise import decide, losses
 from harness.advise.command import answer, parse
 from harness.advise.memory import GIB, TOO_LARGE
+from harness.advise.views import verdict_of
 from harness.store.errors import UsageError
 from harness.store.text import number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from harness.advise.advice import Advice
     from harness.advise.step import Ratio
@@ -162,8 +163,16 @@ def page(found: Mapping[Key, Answered], accuracy: Sequence[Sequence[str]]) -> st
         words=WORDS,
         counts=counts,
         accuracy=accuracy,
+        losses=losses_of({cell.recipe for cell in found.values()} - {""}),
         style=lambda word: word.replace("'", "").replace(" ", "-"),
     )
+
+
+def losses_of(recipes: Collection[str]) -> list[str]:
+    """What is known of the loss of some recipes: each verdict with its size; last the recipes without one."""
+    found = [each for each in losses.known() if each.recipe in recipes]
+    without = sorted({*recipes} - {each.recipe for each in found})
+    return [*map(verdict_of, found), *[f"{', '.join(without)} judged at no size"] * bool(without)]
 
 
 def accuracy_of(document: Path) -> list[list[str]]:

@@ -88,7 +88,8 @@ class SeedsNeeded:
         return [
             f"{self.runs} training runs: "
             + (
-                f"{self.timed} of them {duration(self.seconds)} of training by stored runs with the same axes"
+                f"{f'{self.timed} of them ' * (self.timed < self.runs)}{duration(self.seconds)} of training, by stored runs with "
+                "the same axes"
                 if self.timed
                 else "how long is unknown, no stored run has the same axes"
             ),

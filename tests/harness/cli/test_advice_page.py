@@ -12,6 +12,8 @@ from advice_page import (
     page,
 )
 
+from harness.advise import losses
+
 PUBLISHED = ROOT / "reports" / "published"
 CELLS = from_json((PUBLISHED / "advice.json").read_text())
 NUMBER = re.compile(r"\d[\d,.]*")
@@ -21,6 +23,16 @@ def test_the_page_is_what_its_cells_and_the_document_give() -> None:
     """Run `make published` where this fails."""
     accuracy = accuracy_of(ROOT / "docs" / "advise-accuracy.md")
     assert (PUBLISHED / "advice.html").read_text() == page(CELLS, accuracy)
+
+
+def test_the_first_screen_has_every_verdict_on_the_loss_of_a_recipe_that_it_names() -> None:
+    """Oracle: the table of verdicts itself, with the gap and the word of each; a recipe without one is named."""
+    first = page(CELLS, accuracy_of(ROOT / "docs" / "advise-accuracy.md")).partition("<table")[0]
+    recipes = {cell.recipe for cell in CELLS.values()} - {""}
+    judged = [each for each in losses.known() if each.recipe in recipes]
+    assert {each.recipe for each in judged} >= {"tensorwise"}
+    assert [each for each in judged if f"{each.recipe} {each.word} {each.gap}" not in first] == []
+    assert [name for name in recipes if name not in first] == []
 
 
 def test_on_is_never_said_of_an_interval_that_contains_1() -> None:

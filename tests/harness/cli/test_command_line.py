@@ -173,6 +173,6 @@ def test_ctrl_c_keeps_finished_cases_and_reports_them(
     toy.behaviour = {"other": build}
     assert main(["sweep=toy", "device=cpu", "isolate=false"]) == 2
     out, err = lines(capsys)
-    assert re.fullmatch(r"error: interrupted; .*: resume=\S+ goes on", err[-1])
+    assert re.fullmatch(r"error: interrupted; .*: resume=\S+ continues it", err[-1])
     assert store.read(out[-2].split()[-1])["case_id"].nunique() == 1
     assert Path(out[-1].split()[-1]).exists()

@@ -146,5 +146,5 @@ def test_an_interrupted_command_waits_for_its_helpers_once_its_state_is_written(
     assert main([*WORDS, f"isolate={isolate}", "report=false"]) == 2
     assert seen
     assert {state for state, _ in seen} == {"interrupted"}
-    assert "resume=r1 goes on" in seen[0][1]
+    assert "resume=r1 continues it" in seen[0][1]
     assert multiprocessing.active_children() == []

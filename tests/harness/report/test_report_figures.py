@@ -5,11 +5,29 @@ from __future__ import annotations
 import math
 
 import pytest
+from matplotlib import rc_context
 from report_fixtures import Invented, figure
 from report_pages import by_arm, run_of
 
 from harness.report import records, tables
+from harness.report.drawing import STYLE, sheet
 from harness.store.case import Case
+
+
+@pytest.mark.parametrize("labels", [1, 5, 6, 18, 40])
+def test_a_legend_takes_nothing_from_the_panels(labels):
+    """Oracle: the same figure with one label. A row of a panel keeps its height, however many arms there are."""
+
+    def height(count):
+        with rc_context(STYLE):
+            drawn = sheet("k", 1.72, rows=["a", "b", "c"])
+            for i in range(count):
+                drawn.axes.plot([0, 1], [0, 1], label=f"an arm of this name {i}")
+            drawn.legend()
+            drawn.figure.draw_without_rendering()
+            return drawn.axes.get_position().height * drawn.figure.get_figheight()
+
+    assert height(labels) == pytest.approx(height(1), abs=0.1)
 
 
 def test_break_even_by_hand(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from curves_for_tests import SEEDS, control, rows_of_runs, shifted, whole_suite
+from curves_for_tests import AXES, SEEDS, control, rows_of_runs, shifted, whole_suite
 from diagnosed import look
 from report_cases import train_cases
 from report_fixtures import CPU, Invented, write_run
@@ -38,6 +38,21 @@ def runs_of(base, **arms):
         *rows_of_runs("base", base),
         *(row for arm, runs in arms.items() for row in rows_of_runs(arm, runs, recipe=arm)),
     ]
+
+
+def test_a_set_up_is_named_by_what_is_set_and_differs(tmp_path):
+    """Where its data lies is no part of it; what differs is said of no row but its own."""
+    both = [
+        rows_of_runs(arm, BASE, {**AXES, "steps": steps, "diagnose_every": steps // 4, "data_path": path})
+        for arm in ("base", "base_eps")
+        for steps, path in ((300, "a"), (600, ""))
+    ]
+    found = run_of(tmp_path, *both)
+    labels = {training.setup_label(found, setup.axes) for setup in found.trainings}
+    assert labels == {"steps 300", "steps 600"}
+    made = training.verdict_table(found)
+    assert "diagnose_every" not in made.caption
+    assert "data_path" not in made.caption + str(made.columns)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_it_is_stored_and_has_a_page(model: nn.Module, tmp_path: Path) -> None:
     assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
     assert "kl_nats" in (tmp_path / "page.html").read_text()
     assert "<table" in found._repr_html_()
-    assert "of the gap leaves with" in str(found)
+    assert "of the gap is gone" in str(found)
 
 
 @pytest.mark.parametrize(
