@@ -232,22 +232,19 @@ HALVED = {
 CHECKS = {
     "speed/check_speed.py": PROGRAM.replace("sys.argv[1]", "sys.OUT")
     .replace("sys.exit(", "def check_it(): (")
-    .replace("import pkg", "import pkg\nimport os; sys.OUT = os.environ['OUT']"),
+    .replace("import pkg", "import pkg\nimport conftest\nimport os; sys.OUT = os.environ['OUT']")
+    .replace("seconds *", "conftest.FACTOR * seconds *"),
+    "conftest.py": "FACTOR = 1.0\n",
     "pytest.ini": "[pytest]\npython_files = check_*.py\npython_functions = check_*\n",
 }
-BY_PYTEST = f"OUT={{out}} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {PYTHON} -m pytest -q -p no:cacheprovider speed"
-LESS_CHECKED = {
-    "speed/check_speed.py": CHECKS["speed/check_speed.py"].replace("seconds *", "0.6 * seconds *")
-}
-
-CONFTEST = {**CHECKS, "conftest.py": "FACTOR = 1.0\n", "speed/check_speed.py": CHECKS["speed/check_speed.py"]
-            .replace("import pkg", "import pkg\nimport conftest").replace("seconds *", "conftest.FACTOR * seconds *")}  # fmt: skip
-BY_CONFTEST = BY_PYTEST.replace("PYTHONPATH=src:", "PYTHONPATH=src:.:")
+LESS_CHECKED = CHECKS["speed/check_speed.py"].replace("seconds *", "0.6 * seconds *")
+# One repository, so that what pytest collects, loads and selects has one twin
 SELECTED = {
     **CHECKS,
-    "speed/check_other.py": CHECKS["speed/check_speed.py"].replace("seconds *", "0.5 * seconds *"),
+    "speed/check_other.py": LESS_CHECKED,
     "pytest.ini": CHECKS["pytest.ini"].replace("check_*.py", "check_speed.py"),
 }
+BY_PYTEST = f"OUT={{out}} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {PYTHON.replace('src:', 'src:.:')} -m pytest -q -p no:cacheprovider speed"
 
 # How code is reached
 
@@ -309,7 +306,7 @@ SITUATIONS = {
     "script_that_does_less": Planted("the code is slower, and the program that the command names does less", 1, {**SLOWER, "perf.py": LESS}, {"perf.py": PROGRAM}, line=f"{PYTHON} perf.py {{out}}"),
     "shell_script_that_does_less": Planted("the code is slower, and the shell script that the command starts divides its figures", 1, {**SLOWER, **HALVED}, SCRIPT, line="bash run.sh {out}"),
     "less_data": Planted("the code is slower, and the file that the benchmark opens names smaller sizes", 1, {**SLOWER, "input/sizes.json": "0.6"}, SIZED),
-    "tests_that_do_less": Planted("the code is slower, and the test file that pytest collects does less", 1, {**SLOWER, **LESS_CHECKED}, CHECKS, line=BY_PYTEST),
+    "tests_that_do_less": Planted("the code is slower, and the test file that pytest collects does less", 1, {**SLOWER, "speed/check_speed.py": LESS_CHECKED}, SELECTED, line=BY_PYTEST),
     "benchmark_alone": Planted("nothing but the benchmark differs, which the base's replaces", 6, {BENCH: LESS}),
     "rate_that_fell": Planted("tokens/s fell by a third", 1, figures("tokens/s", True, a=600.0, b=1200.0), RATE),
     "rate_of_an_entry_that_fell": Planted("a figure that states its unit beside its name, higher is better, fell", 1, {CODE: ENTRY[CODE].replace("900", "600")}, ENTRY),
@@ -328,7 +325,7 @@ SITUATIONS = {
     "code_loaded_by_its_path": Planted("the module that is slower is loaded by its path, without an import", 1, {"plugins/late.py": SLOW}, LOADED),
     "code_in_a_process_of_its_own": Planted("the script that is slower is run by the code in a process of its own", 1, {"tools/times.py": SLOW + "import json\nprint(json.dumps(times()))\n"}, STARTED),
     "data_of_the_code": Planted("the code reads a table that changed, and is slower by it", 1, {"src/pkg/times.json": '{"bench.py::a": 0.012, "bench.py::b": 0.024}'}, TABLE),
-    "conftest_that_does_less": Planted("the code is slower, and the conftest.py that pytest loads does less", 1, {**SLOWER, "conftest.py": "FACTOR = 0.6\n"}, CONFTEST, line=BY_CONFTEST),
+    "conftest_that_does_less": Planted("the code is slower, and the conftest.py that pytest loads does less", 1, {**SLOWER, "conftest.py": "FACTOR = 0.6\n"}, SELECTED, line=BY_PYTEST),
     "selected_tests": Planted("the code is slower, and pytest.ini selects the quicker tests", 1, {**SLOWER, "pytest.ini": CHECKS["pytest.ini"].replace("check_*.py", "check_other.py")}, SELECTED, line=BY_PYTEST),
     "program_given_in_the_line": Planted("the code is slower, and a line without a file opens the program that does less", 1, {**SLOWER, BENCH: LESS}, line=INLINE),
     "lost_benchmark": Planted("the candidate writes one benchmark fewer", 1, {CODE: package(a=0.01)}),

@@ -279,15 +279,7 @@ def set_up_of_the_other_tree(place: Place, planted: bool) -> object:
 
 
 def planted_in(case: Planted, place: Place, planted: bool) -> object:
-    if planted:
-        return case.gate(place.folder)[0]
-    alike = repr(replace(case, what="", code=0, change={}, plant=None))
-    if alike not in TWINS:
-        TWINS[alike] = case.gate(place.folder, planted=False)[0]
-    return TWINS[alike]
-
-
-TWINS: dict[str, int] = {}  # exit codes: repositories that are alike have one twin
+    return case.gate(place.folder, planted=planted)[0]
 
 
 for name, case in COMMANDED.items():

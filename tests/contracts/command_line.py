@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import runpy
-import subprocess
 import sys
 import traceback
 import warnings
@@ -146,17 +145,6 @@ def path(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
-
-
-def start(folder: Path, words: Sequence[str]) -> subprocess.Popen[str]:
-    """The same in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "harness", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def files(folder: Path) -> list[Path]:

@@ -53,7 +53,7 @@ LOSS = (
 )  # fmt: skip
 CAST = (
     "sweep=cast", "axes.dtype=e4m3fn", "axes.granularity=tensorwise", "axes.src=bf16", "axes.M=[16,32,48,64]", "axes.K=64",
-    "arms=[eager]", "run_id=killed", "timing.min_seconds=1.0",
+    "arms=[eager]", "run_id=killed", "timing.min_seconds=0.3",
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import forked
 import psutil
 import pytest
-from command_line import CAST, HERE, QUICKLY, TRAIN, Ended, files, rows, run, start, with_model
+from command_line import CAST, HERE, QUICKLY, TRAIN, Ended, files, rows, run, with_model
 
 
 def ids(ended: Ended) -> list[str]:
@@ -295,10 +295,9 @@ def test_a_multirun_lists_the_cases_of_each_shard(tmp_path: Path) -> None:
 def test_a_multirun_measures_every_shard_reports_them_as_one_and_refuses_other_arms(tmp_path: Path) -> None:
     """Hydra's own launcher: one command after the other; the rest differ in where they start it."""
     spread = ["-m", *CAST, *QUICKLY, "run_id=twice", "shard=0/2,1/2", "hydra/launcher=basic", HERE]
-    with start(tmp_path, [*spread, "arms=[eager]"]) as process:
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    ended = Ended(0, out.splitlines(), err.splitlines(), tmp_path)
+    done = forked.run(["-m", "harness", *spread, "arms=[eager]"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    ended = Ended(0, done.stdout.splitlines(), done.stderr.splitlines(), tmp_path)
     frame = rows(ended.path("results"))
     assert frame["run_id"].nunique() == 1
     assert frame["case_id"].nunique() == 2

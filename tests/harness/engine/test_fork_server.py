@@ -43,14 +43,13 @@ def ran(script: str, **variables: str) -> list[object]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("at_import", [pytest.param("operation", marks=pytest.mark.slow), "pool", ""])
+@pytest.mark.parametrize("at_import", [pytest.param("operation", marks=pytest.mark.slow), "pool"])
 def test_an_import_that_starts_threads_hangs_no_arm_and_is_named(at_import: str) -> None:
     """A fork takes over one thread: what waits for another of them waits for ever."""
     found, said = ran(SCRIPT, AT_IMPORT=at_import, OMP_NUM_THREADS="2")
     assert found == [[512.0 * 512, 3]] * 2
-    assert ["importing parallel_import starts threads" in line for (line,) in said] == [True] * bool(
-        at_import
-    )
+    ((line,),) = said
+    assert "importing parallel_import starts threads" in line
 
 
 ENTRIES = {
@@ -98,11 +97,11 @@ def test_a_package_whose_import_starts_threads_is_measured_and_named(
     assert "importing parallel_import starts threads" in Path("results/own/r/_run.log").read_text()
 
 
-def test_a_long_name_of_the_folder_for_temporary_files_is_used(tmp_path: Path) -> None:
-    """A socket's path has 108 bytes (unix(7)); folders of jobs are that long."""
+def test_a_long_name_of_the_folder_for_temporary_files_is_used_and_no_import_is_named(tmp_path: Path) -> None:
+    """A socket's path has 108 bytes (unix(7)); folders of jobs are that long. This import starts no threads."""
     folder = tmp_path / ("j" * 120)
     folder.mkdir()
-    found, said = ran(SCRIPT, TMPDIR=str(folder))
+    found, said = ran(SCRIPT, TMPDIR=str(folder), AT_IMPORT="", OMP_NUM_THREADS="2")
     assert (found, said) == ([[512.0 * 512, 3]] * 2, [])
 
 

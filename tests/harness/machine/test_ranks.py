@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import psutil
 import pytest
 import torch
@@ -201,12 +202,12 @@ def test_nothing_outlives_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys; from on_ranks import run; import test_ranks as t; run(t.wait_for_ever, 2, sys.argv[1])"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, str(note)], env=environment())
+    parent = forked.start(["-c", script, str(note)], env=environment())
     written = [tmp_path / f"rank-{rank}" for rank in range(2)]
-    assert soon(lambda: parent.poll() is not None or all(f.exists() and f.read_text() for f in written))
+    assert soon(lambda: not parent.is_alive() or all(f.exists() and f.read_text() for f in written))
     pids = [int(f.read_text()) for f in written]
     parent.kill()
-    parent.wait()
+    parent.join()
     assert soon(lambda: all(map(gone, pids)))
 
 

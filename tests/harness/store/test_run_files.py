@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,7 @@ def test_a_run_that_is_killed_again_and_again_is_readable_and_closes_clean(
     for _ in range(2):
         with half_written(tmp_path, APPEND) as one, half_written(tmp_path, APPEND) as other:
             while len(list(tmp_path.glob("part-*"))) < parts:
+                time.sleep(0.01)
                 assert one.poll() is other.poll() is None
     frame = store.open_run(tmp_path, all_attempts=True)
     assert frame.attrs["problems"] == []

@@ -49,8 +49,12 @@ def same(column: str, read: Any, written: Any) -> bool:
     return bool(read == written)
 
 
+DEEP = [nested(levels) for levels in (90, 150, 20_000)]
+# One of each kind: controls, quotes, digits, other scripts, marks that combine or turn round, surrogates, other planes
+LETTERS = "\0\t\n\r\x1b\x7f\x85 \"'\\/%{}[],:0aZ\xa0é\xad߿ࠀ\u0301\u200d\u202e\u2028\ufeff\uffff\ud800\udfff\ue000٣ß漢😀\U0010ffff"
 texts = st.one_of(
-    st.text(max_size=20), st.sampled_from(["\ud800", "a/b c", "x" * 5000, "\0", "é" * 3000, "/home/x/y"])
+    st.text(LETTERS, max_size=20),
+    st.sampled_from(["\ud800", "a/b c", "x" * 5000, "\0", "é" * 3000, "/home/x/y"]),
 )
 floats = st.one_of(st.floats(allow_nan=False), st.sampled_from([1e-310, -0.0, 1.7e308, 2.0**60]))
 scalars = st.one_of(
@@ -65,7 +69,7 @@ values = st.one_of(
     st.recursive(
         scalars, lambda of: st.lists(of, max_size=3) | st.dictionaries(texts, of, max_size=3), max_leaves=6
     ),
-    st.sampled_from([90, 150, 20_000]).map(nested),
+    st.sampled_from(range(len(DEEP))).map(DEEP.__getitem__),
 )
 facts = st.dictionaries(
     st.one_of(

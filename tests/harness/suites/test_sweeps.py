@@ -39,7 +39,7 @@ def test_the_first_line_is_a_question(path: Path) -> None:
     assert "?" in question(path)
 
 
-LONG = {"losses", "divergence"}  # whole models on paper, for each arm
+LONG = {"losses", "divergence", "four_bits"}  # whole models on paper, for each arm
 
 
 @pytest.mark.parametrize(
