@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pyarrow.parquet as pq
 import pytest
 from command_line import HERE, QUICKLY
@@ -80,49 +80,31 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "elsewhere" / "text.txt").write_text("to be or not to be " * 9000)
     for package in ("harness", "fp8core", "sweeps"):
         (folder / "names" / package).symlink_to(ROOT / package)
-    assert measure(folder, GEMM, TRAIN, (*LOSS, f"data_path={folder}/elsewhere/text.txt", "run_id=loss"))[
-        0
-    ] == [0, 1, 0]
-    process = start(folder, CAST)
+    loss = (*LOSS, f"data_path={folder}/elsewhere/text.txt", "run_id=loss")
+    words, cwd, env = started(folder, GEMM, TRAIN, loss)
+    done = subprocess.run([sys.executable, *words], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[0, 1, 0]", done.stderr
+    process = forked.start(*started(folder, CAST))
     rows = folder / "made" / "results" / "cast" / "killed"
-    while process.poll() is None and not list(rows.glob("part-*")):
+    while process.is_alive() and not list(rows.glob("part-*")):
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.join()
     return folder
 
 
-def start(folder: Path, *commands: tuple[str, ...]) -> subprocess.Popen[str]:
-    """Commands by one interpreter; the last line is their exit codes."""
+def started(folder: Path, *commands: tuple[str, ...]) -> tuple[list[str], Path, dict[str, str]]:
+    """Words of an interpreter, its folder and environment: of these commands, whose exit codes are the last line of its output."""
     places = [f"results_dir={folder}/made/results", f"reports_dir={folder}/made/reports"]
     lines = [
-        [
-            *(QUICKLY if w[0].startswith("sweep") else ()),
-            *w,
-            *places,
-            *(["device=cpu"] if w[0].startswith("sweep") else []),
-        ]
-        for w in commands
+        [*QUICKLY, *w, *places, "device=cpu"] if w[0].startswith("sweep") else [*w, *places] for w in commands
     ]
     env = {
         **os.environ, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "USER": USER, "LOGNAME": USER,
         "PYTHONPATH": str(folder / "names"), "ZZ_SECRET_VARIABLE": "1",
     }  # fmt: skip
-    code = f"from harness.__main__ import main; print([main(words) for words in {lines}])"
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=folder / "made",
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def measure(folder: Path, *commands: tuple[str, ...]) -> tuple[list[int], list[str]]:
-    """The exit codes of commands, and what they print."""
-    said = start(folder, *commands).communicate()[0].splitlines()
-    return json.loads(said[-1]), said[:-1]
+    code = f"{NAMES}from harness.__main__ import main; print([main(words) for words in {lines}])"
+    return ["-c", code], folder / "made", env
 
 
 def refuse_names(folder: Path) -> None:
@@ -140,15 +122,16 @@ def test_no_file_of_a_run_names_the_user_or_the_host(home: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def continued(home: Path) -> tuple[list[int], list[str]]:
+def continued(home: Path) -> subprocess.CompletedProcess[str]:
     text = home / "elsewhere" / "text.txt"
-    return measure(home, ("resume=killed",), ("resume=loss",), ("resume=loss", f"data_path={text}"))
+    commands = ("resume=killed",), ("resume=loss",), ("resume=loss", f"data_path={text}")
+    return forked.run(*started(home, *commands))
 
 
 def test_a_killed_run_is_continued_and_neither_names_them_nor_leaves_a_lock(
-    home: Path, continued: tuple[list[int], list[str]]
+    home: Path, continued: subprocess.CompletedProcess[str]
 ) -> None:
-    assert continued[0][0] == 0
+    assert continued.stdout.splitlines()[-1] == "[0, 2, 0]"
     refuse_names(home)
     assert not list(home.rglob("_writer.lock"))
     stored = pq.read_table(home / "made" / "results" / "cast" / "killed").to_pylist()
@@ -157,8 +140,8 @@ def test_a_killed_run_is_continued_and_neither_names_them_nor_leaves_a_lock(
     assert len({row["attempt"] for row in rows}) == 2, "the rows before the kill stand"
 
 
-def test_a_setting_whose_folder_is_not_stored_is_asked_for(continued: tuple[list[int], list[str]]) -> None:
-    codes, said = continued
-    assert codes[1:] == [2, 0]
-    (refused,) = (line for line in said if line.startswith("error: "))
+def test_a_setting_whose_folder_is_not_stored_is_asked_for(
+    continued: subprocess.CompletedProcess[str],
+) -> None:
+    (refused,) = (line for line in continued.stderr.splitlines() if line.startswith("error: "))
     assert "data_path=" in refused
