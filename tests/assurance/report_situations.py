@@ -28,10 +28,10 @@ from harness.report.runs import load
 from harness.report.standings import checks, standings
 from harness.report.table import arm_cell
 from harness.store.case import Case
-from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
+    from harness.store.measurement import Measurement
 
 of_report = partial(situation, "report", positive="yes", instead="can't tell")
 

@@ -26,7 +26,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -45,7 +45,9 @@ from fp8core.gemm.layout import Operand
 from fp8core.history import AmaxMemory
 from fp8core.kernels import ops
 from fp8core.proof import adders
-from fp8core.recipe import Kernels
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Kernels
 
 Patches = list[tuple[str, Any]]  # (dotted name, what takes its place)
 

@@ -15,18 +15,21 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 from fault_catalogue import FAULTS, Fault
 
 from fp8core import RECIPES, Recipe
-from fp8core.recipe import Kernels
 from harness.judge.verdict import Curve, Run, Verdict, judge_pairs
 from harness.store.case import Case
 from harness.store.measurement import proof_outcome
 from harness.suites import divergence
 from harness.training import meta_estimate
 from harness.training.loop import train
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Kernels
 
 GATES = {"not finite": {"L1"}, "early loss": {"L3"}, "late loss": {"L4", "L4h"}, "gradient": {"L6"}}
 # These fail their gate only in runs of the table's batch or length.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from fault_catalogue import Fault
 from torch import nn
@@ -16,7 +18,9 @@ from fp8core import (
     microbatches,
     update_scales,
 )
-from fp8core.recipe import Kernels
+
+if TYPE_CHECKING:
+    from fp8core.recipe import Kernels
 
 
 class Experts(nn.Module):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8core import RECIPES, Float8LinearRecipeName, Recipe
 from fp8core.gemm import backend_named
-from fp8core.gemm.backend import Backend
+
+if TYPE_CHECKING:
+    from fp8core.gemm.backend import Backend
 
 TORCHAO = tuple(member.value for member in Float8LinearRecipeName)  # those that torchao.float8 has too
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from fp8core import E4M3FN, E5M2
 from fp8core.cast import scale_and_cast
-from fp8core.formats import Format
 from fp8core.recipe import MX_MODES
 from fp8core.scaling import amax, mx_scale, mx_scale_code
+
+if TYPE_CHECKING:
+    from fp8core.formats import Format
 
 os.environ.setdefault("TORCHAO_FORCE_SKIP_LOADING_SO_FILES", "1")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from torch import nn
 from fp8core import RECIPES, Recipe, census, convert_to_float8_training, scaled_mm, verify
 from fp8core.cast import scale_and_cast
 from fp8core.gemm.layout import Operand
-from fp8core.proof.verify import Census
+
+if TYPE_CHECKING:
+    from fp8core.proof.verify import Census
 
 
 def of(config: Recipe | str, only: str = "", **pins: Any) -> Census:

@@ -6,16 +6,18 @@ The band: docs/numerics-gemm.md, section 4. A right implementation stays within 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from gaussian import operands
 
 from fp8core import BACKENDS, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, Float8Tensor, quantize, scaled_mm
-from fp8core.formats import Format
 from fp8core.gemm.layout import Operand
 from fp8core.gemm.reference import Reference
+
+if TYPE_CHECKING:
+    from fp8core.formats import Format
 
 Measure = Callable[[torch.Tensor, torch.Tensor], float]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,10 +12,12 @@ from torch.nn import functional
 from torch.torch_version import TorchVersion
 
 from fp8core import E4M3FN, E4M3FNUZ, E5M2, quantize, scaled_mm
-from fp8core.formats import Format
 from fp8core.gemm import torch_mm
-from fp8core.scaling import Granularity
-from fp8core.tensor import Float8Tensor
+
+if TYPE_CHECKING:
+    from fp8core.formats import Format
+    from fp8core.scaling import Granularity
+    from fp8core.tensor import Float8Tensor
 
 
 def operands(M: int, K: int, N: int, a: Format, b: Format) -> tuple[Float8Tensor, Float8Tensor]:

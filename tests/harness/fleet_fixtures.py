@@ -18,13 +18,14 @@ from harness.engine.plan import PlannedCase
 from harness.engine.rows import row
 from harness.judge.fleet.judge import CardGroup, judge
 from harness.store.case import Case
-from harness.store.measurement import Measurement
 from harness.store.private import hashed
 from harness.suites import gemm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from harness.store.measurement import Measurement
 
 CASES = [Case.of("gemm", {"M": m, "K": 64, "N": 64}) for m in (1024, 2048, 4096)]
 CASTS = [Case.of("cast", {"M": m, "K": 64}) for m in (1024, 2048)]

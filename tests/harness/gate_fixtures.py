@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from stored import row
@@ -15,11 +15,13 @@ from harness import store
 from harness.gate.judge import judge
 from harness.gate.policy import Policy, load_policy
 from harness.gate.sides import CONTROL_SUITE, load_side
-from harness.gate.unit import Judgement
 from harness.machine.environment import env_id
 from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.store.measurement import Measurement
+
+if TYPE_CHECKING:
+    from harness.gate.unit import Judgement
 
 ENV: Mapping[str, Any] = {
     "device": "cuda",

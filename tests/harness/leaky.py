@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from torch.nn.modules import module
 from torch.nn.modules.module import register_module_forward_hook
 from toy import ToySuite
 
-from harness.store.case import Case
 from harness.timing.workload import ArmInfo, Numerics, Workload
+
+if TYPE_CHECKING:
+    from harness.store.case import Case
 
 NOWHERE = Path(os.devnull).open("w")  # noqa: SIM115 -- it stays open
 

@@ -6,7 +6,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toy import ToySuite, planned
 
@@ -14,10 +14,12 @@ from harness import store
 from harness.engine.arm_process import Conditions
 from harness.engine.bench import Setting
 from harness.engine.executor import Place, RunOutcome, run
-from harness.engine.plan import SweepPlan
-from harness.store.case import Case
 from harness.timing.rounds import TimingConfig
 from harness.timing.workload import Numerics, Workload
+
+if TYPE_CHECKING:
+    from harness.engine.plan import SweepPlan
+    from harness.store.case import Case
 
 # A block is one call. Two calls of each arm come before the first round: both of the warm-up.
 EACH = TimingConfig(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 from toy import ToySuite
 
-from harness.store.case import Case
 from harness.timing.workload import Numerics, Workload
+
+if TYPE_CHECKING:
+    from harness.store.case import Case
 
 POOL = ThreadPoolExecutor(1)
 if os.environ.get("AT_IMPORT") == "operation":

@@ -10,13 +10,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 from toy import ToySuite
 
-from harness.store.case import Case
 from harness.timing.workload import ArmInfo, Numerics, Workload
+
+if TYPE_CHECKING:
+    from harness.store.case import Case
 
 LINEAR = functional.linear
 replaced = [0]  # calls of the function that took its place

@@ -9,11 +9,12 @@ from report_fixtures import CPU, TIMING, Invented, absent, figure, write_run
 
 from harness.store.case import Case, Scalar
 from harness.store.errors import Cause
-from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from harness.store.measurement import Measurement
 
 
 GEMM_ARMS = ("bf16_eager", "tensorwise_eager", "tensorwise_fast_eager", "rowwise_eager", "rowwise_fast_eager")

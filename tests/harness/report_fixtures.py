@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 from stored import row
 
 from harness import store
-from harness.store.case import Case
 from harness.store.errors import Cause
-from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
+
+    from harness.store.case import Case
+    from harness.store.measurement import Measurement
 
 H200 = {
     "device": "cuda",

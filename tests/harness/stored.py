@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.store.case import Case
 from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from harness.store.case import Case
 
 
 def row(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.store.case import Case
 from harness.store.measurement import METRICS
-from harness.timing.workload import Numerics, Workload
+
+if TYPE_CHECKING:
+    from harness.timing.workload import Numerics, Workload
 
 CAST = {"dtype": "e4m3fn", "granularity": "rowwise", "src": "bf16", "M": 33, "K": 48}
 

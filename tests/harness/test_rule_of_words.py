@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
@@ -25,13 +25,11 @@ from fp8core.proof.other_weights import WeightAudit
 from fp8core.proof.verify.proof import Proof
 from fp8core.proof.verify.records import GemmProof, LayerProof
 from fp8core.recipe import GEMMS
-from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
 from harness.advise.views import AdviceView
 from harness.cli.doctor import ProbeResult, Tried
 from harness.gate import render as gate_render
 from harness.gate.options import Exit
-from harness.gate.unit import Judgement
 from harness.judge.diagnosis import Diagnosis, Finding
 from harness.judge.diff import RunChanges, Timed
 from harness.judge.fleet import Fleet
@@ -47,6 +45,10 @@ from harness.report.verdicts import Answer
 from harness.store.case import Arm
 from harness.store.printer import MOST, Tone, as_text
 from harness.training.ab.result import FP8, TrialResult
+
+if TYPE_CHECKING:
+    from harness.advise.advice import Advice
+    from harness.gate.unit import Judgement
 
 TOLD = "planted words"
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.store.case import Case, Scalar
 from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
 
 if TYPE_CHECKING:
     import pytest
 
     from harness.engine.plan import SweepPlan
+    from harness.store.case import Case, Scalar
 
 
 def nothing() -> None:

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.store.case import Case, Scalar
 from harness.timing.workload import ArmInfo, Axis, Series, TrialOutcome, Unsupported
+
+if TYPE_CHECKING:
+    from harness.store.case import Case, Scalar
 
 STEPS = 5
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from harness import store
-from harness.engine.arms import TimeLimits
 from harness.engine.bench import Setting
 from harness.engine.executor import run
 from harness.engine.plan import make_plan
@@ -17,6 +16,9 @@ from harness.engine.settings import SweepConfig
 from harness.store.case import Case
 from harness.suites import divergence, train
 from harness.timing.rounds import TimingConfig
+
+if TYPE_CHECKING:
+    from harness.engine.arms import TimeLimits
 
 QUICK = TimingConfig(
     min_rounds=3,

@@ -15,16 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 from toy import ToySuite, nothing
 
-from harness.store.case import Case
 from harness.store.errors import SpoiledError
 from harness.timing.timers import CpuTimer
 from harness.timing.workload import ArmInfo, Numerics, Workload
+
+if TYPE_CHECKING:
+    from harness.store.case import Case
 
 kept: list[bytes] = []
 fault: list[str] = []  # of this process's device

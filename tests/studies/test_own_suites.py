@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import accumulation
 import codes
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from fp8core.cast import cast_saturating
-from fp8core.formats import Format
 from fp8core.tensor import Float8Tensor, quantize
 from harness import store
 from harness.store.case import Case
 from harness.suites import SUITES
+
+if TYPE_CHECKING:
+    from fp8core.formats import Format
 
 PUBLISHED = Path(__file__).parents[2] / "results" / "published" / "cpu" / "2026-11-21"
 SUM = Case.of("accumulation", {"K": 2048, "data": "positive"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from documented_table import documented
@@ -13,7 +14,9 @@ from report_fixtures import CPU, figure, write_run
 from harness.report.runs import load
 from harness.report.verdicts import is_sound
 from harness.store.case import Case
-from harness.store.measurement import Measurement
+
+if TYPE_CHECKING:
+    from harness.store.measurement import Measurement
 
 ROOT = Path(__file__).parents[2]
 DOC = ROOT / "reports" / "published" / "studies" / "plain-casts.md"

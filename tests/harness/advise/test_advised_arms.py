@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
@@ -14,7 +14,9 @@ from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.diagnosis import findings
 from harness.store.case import Case
 from harness.store.compare import pairs_of, rows_of
-from harness.store.measurement import Measurement
+
+if TYPE_CHECKING:
+    from harness.store.measurement import Measurement
 
 ON = {"converted": ["up", "down"], "left_in_bf16": {"proj": "0.87x"}, "predicted_step": [1.05, 0.95, 1.16]}
 OFF: dict[str, Any] = {

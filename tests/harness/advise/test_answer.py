@@ -6,15 +6,18 @@ import html
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.advise.advice import Advice
 from harness.advise.command import answer, parse
 from harness.advise.decide import ON
 from harness.advise.memory import GIB, MARGIN, TOO_LARGE, Memory
 from harness.advise.views import AdviceView
 from harness.store.printer import MOST, as_text
+
+if TYPE_CHECKING:
+    from harness.advise.advice import Advice
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
     find_spec("transformers") is None, reason="the extra hf is not installed"

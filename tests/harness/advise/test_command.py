@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,8 +16,10 @@ from stored import row
 from fp8core import audit
 from harness.advise.decide import HEAD
 from harness.store.case import Case
-from harness.store.measurement import Measurement
 from harness.training.models import resolve
+
+if TYPE_CHECKING:
+    from harness.store.measurement import Measurement
 
 
 def test_the_filter_that_is_printed_converts_the_layers_that_are_listed(

@@ -6,7 +6,7 @@ import copy
 import json
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,8 +19,10 @@ from harness.cli import doctor, kernel_checks
 from harness.cli.doctor import ProbeResult, Unavailable, conclusion, main, probe
 from harness.machine import environment
 from harness.machine.gpu_monitor import GpuMonitor
-from harness.peers import Peer
 from harness.peers.peer import imported, not_installed
+
+if TYPE_CHECKING:
+    from harness.peers import Peer
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
@@ -16,13 +16,15 @@ from toy import ToySuite, nothing, planned
 from harness import store
 from harness.engine.bench import Setting
 from harness.engine.executor import RunOutcome, run
-from harness.engine.plan import SweepPlan
 from harness.machine.gpu_monitor import Monitor
-from harness.store.case import Case
 from harness.timing import compiling
 from harness.timing import session as timing_session
 from harness.timing.rounds import TimingConfig
 from harness.timing.workload import Numerics, Workload
+
+if TYPE_CHECKING:
+    from harness.engine.plan import SweepPlan
+    from harness.store.case import Case
 
 QUICK = TimingConfig(
     min_rounds=3,

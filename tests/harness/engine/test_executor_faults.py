@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import psutil
@@ -27,7 +27,6 @@ from harness.engine.arm_process import Conditions
 from harness.engine.arms import TimeLimits
 from harness.engine.bench import Setting
 from harness.engine.executor import Place, RunOutcome, run
-from harness.engine.plan import SweepPlan, Task
 from harness.engine.resume import stored_cases
 from harness.engine.rows import row
 from harness.engine.stages import Stage
@@ -35,6 +34,9 @@ from harness.store.errors import Cause
 from harness.timing.rounds import TimingConfig, measure
 from harness.timing.timers import CpuTimer
 from harness.timing.workload import ArmInfo
+
+if TYPE_CHECKING:
+    from harness.engine.plan import SweepPlan, Task
 
 QUICK = TimingConfig(
     min_rounds=2, max_rounds=2, min_samples=1, min_seconds=0.0, block_ms=0.1,

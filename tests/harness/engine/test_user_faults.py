@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from toy import ToySuite, nothing, offered
 
 from harness import store
 from harness.__main__ import main
-from harness.store.case import Case
 from harness.timing.workload import Numerics, Unsupported, Workload
+
+if TYPE_CHECKING:
+    from harness.store.case import Case
 
 WORDS = ["sweep=toy", "device=cpu", "run_id=r1"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from toy import planned
@@ -14,9 +14,11 @@ from harness import store
 from harness.engine.arm_process import Conditions
 from harness.engine.bench import Setting
 from harness.engine.executor import Place, RunOutcome, run
-from harness.engine.plan import SweepPlan
 from harness.engine.resume import stored_arms, stored_cases
 from harness.timing.rounds import TimingConfig
+
+if TYPE_CHECKING:
+    from harness.engine.plan import SweepPlan
 
 ARMS = ("base", "tensorwise", "rowwise", "broken")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,7 +15,9 @@ from harness.gate.options import Exit, GateError
 from harness.gate.policy import load_policy
 from harness.gate.runner import GateRound, Session
 from harness.gate.sweeping import EndedError, Sweep, Sweeping, no_start
-from harness.gate.unit import Judgement
+
+if TYPE_CHECKING:
+    from harness.gate.unit import Judgement
 
 ROOT = Path(gate.__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -16,7 +16,9 @@ from harness.__main__ import main
 from harness.gate import render
 from harness.gate.options import Exit, Loud
 from harness.gate.render import GateAnswer
-from harness.gate.unit import Judgement
+
+if TYPE_CHECKING:
+    from harness.gate.unit import Judgement
 
 COMMAND = re.compile(
     r"^::(error|warning) (?:file=([^,:]+),)?title=([^,:]+)::(.*)$"

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,9 +21,11 @@ from harness.gate.policy import load_policy
 from harness.gate.runner import GateRound, Instrument, Session, SideError
 from harness.gate.sides import CONTROL_SUITE
 from harness.gate.sweeping import EndedError, Sweeping
-from harness.gate.unit import Judgement
 from harness.store.case import Case
 from harness.store.measurement import Measurement
+
+if TYPE_CHECKING:
+    from harness.gate.unit import Judgement
 
 CASE = Case.of("gemm", {"n": 1}).case_id
 OTHER = Case.of("gemm", {"n": 2}).case_id

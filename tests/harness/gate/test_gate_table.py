@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from curves_for_tests import control, rows_of_runs, shifted
@@ -33,8 +33,10 @@ from harness.gate import render
 from harness.gate.decide import UnitVerdict
 from harness.gate.options import Loud
 from harness.gate.policy import Allowance, Match, MetricRule
-from harness.gate.unit import Judgement, Unit
 from harness.store.errors import Cause
+
+if TYPE_CHECKING:
+    from harness.gate.unit import Judgement, Unit
 
 INF = float("inf")
 MOVED = (UnitVerdict.REGRESSED, UnitVerdict.IMPROVED)

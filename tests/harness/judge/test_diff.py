@@ -17,13 +17,13 @@ from stored import row
 from harness.__main__ import main
 from harness.judge.diff import CLOCK, CONTROL, HOST, KERNEL, Resolved, changes
 from harness.store.case import Case
-from harness.store.measurement import Measurement
 from harness.store.stats import unpaired
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.judge.diff import RunChanges, Timed
+    from harness.store.measurement import Measurement
 
 CASE = Case.of("train", {"model": "gpt2", "batch": 8})
 OTHER = Case.of("train", {"model": "gpt2", "batch": 16})

@@ -8,6 +8,7 @@ import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fleet_fixtures import CASES, CHECK, card, env, failed, judged, names, time
@@ -19,10 +20,12 @@ from harness.cli.config import load
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
 from harness.judge.fleet import Fleet
-from harness.judge.fleet.judge import CardGroup
 from harness.store.case import Case
 from harness.store.errors import Cause
 from harness.suites import SUITES, checksum
+
+if TYPE_CHECKING:
+    from harness.judge.fleet.judge import CardGroup
 
 ROOT = Path(harness.judge.fleet.__file__).parents[3]
 LONG = Case.of("gemm", {"M": 8192, "K": 64, "N": 64})  # on the cards that are told to have it

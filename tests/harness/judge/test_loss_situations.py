@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from loss_situations import PASS, TABLE, Situation
 
 import harness
-from harness.judge.verdict.rule import CurveVerdict
 from harness.store.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.judge.verdict.rule import CurveVerdict
 
 PLANTED = [name for name, situation in TABLE.items() if situation.words != PASS]
 HONEST = [name for name in TABLE if name not in PLANTED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +14,11 @@ from scipy.stats import ttest_ind
 
 import harness
 from harness.judge.verdict.course import Course
-from harness.judge.verdict.rule import CurveVerdict
 from harness.judge.verdict.sooner import ratio_to_target
 from harness.store.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.judge.verdict.rule import CurveVerdict
 
 Frames = list[pd.DataFrame]
 

@@ -10,10 +10,11 @@ from stored import row
 
 from harness.machine.ceilings import ceilings
 from harness.store.case import Case
-from harness.store.measurement import Measurement
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from harness.store.measurement import Measurement
 
 
 def time(suite: str, axes: dict[str, object], ms: float, arm: str = "torch", **more: object) -> Measurement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,9 +12,11 @@ from train_cases import divergence_case
 from fp8core import GroupedMatmul
 from harness.store.case import ABLATIONS, KNOBS
 from harness.suites import divergence
-from harness.timing.workload import TrialOutcome
-from harness.training.loop import TrainingJob
 from harness.training.setup import prepare
+
+if TYPE_CHECKING:
+    from harness.timing.workload import TrialOutcome
+    from harness.training.loop import TrainingJob
 
 
 def weights(job: TrainingJob) -> dict[str, torch.Tensor]:

@@ -18,7 +18,6 @@ from harness.store.compare import paired_ratios
 from harness.store.errors import Cause
 from harness.store.measurement import FIELD, ProofOutcome
 from harness.suites import train
-from harness.timing.workload import Numerics
 from harness.training.batches import corpus_of, microbatches_of
 from harness.training.parallel import ranked
 from harness.training.setup import Setup, prepare
@@ -27,6 +26,8 @@ from harness.training.timed import Source, TrainingArm
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from harness.timing.workload import Numerics
 
 USERS = '{"_target_": "model_on_ranks.build", "batch": "model_on_ranks.batch"}'
 ARMS = ["bf16_eager", "tensorwise_eager"]

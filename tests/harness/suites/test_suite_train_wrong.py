@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ from fp8core import Float8Linear
 from harness.engine import arm_process
 from harness.suites import train
 from harness.training import cuda_graph, setup, steps, timed
-from harness.training.setup import Trainee
+
+if TYPE_CHECKING:
+    from harness.training.setup import Trainee
 
 # Steps that are recorded and replayed
 
