@@ -174,9 +174,9 @@ def hadamard(x: torch.Tensor, dim: int, signs: tuple[int, ...]) -> torch.Tensor:
     check_multiple(x.shape[dim], HADAMARD, "the Hadamard transform")
     # A number and no list: what is copied to a GPU can't be captured in a graph
     negative = sum(1 << place for place, sign in enumerate(signs) if sign < 0)
-    places = torch.arange(HADAMARD, device=x.device).view(-1, *[1] * (x.dim() - 1 - dim))
+    bits = torch.arange(HADAMARD, device=x.device).view(-1, *[1] * (x.dim() - 1 - dim))
     blocks = x.float().unflatten(dim, (x.shape[dim] // HADAMARD, HADAMARD))
-    blocks = blocks * (0.25 - 0.5 * (negative >> places & 1))
+    blocks = blocks * (0.25 - 0.5 * (negative >> bits & 1))
     for half in (1, 2, 4, 8):
         pairs = blocks.unflatten(dim + 1, (HADAMARD // (2 * half), 2, half))
         first, second = pairs.unbind(dim + 2)

@@ -243,7 +243,7 @@ def _measure(
                 config.case_wall_s or math.inf,
                 math.inf if config.budget_s is None else config.budget_s,
             ),
-            tell=take,
+            notify=take,
             done=work.done,
             done_arms=work.done_arms,
             turns=None if config.turns is None else Turns(config.turns, config.device),

@@ -146,7 +146,7 @@ def serve(parent: Connection, output: Connection, conditions: Conditions, seat: 
     torch.set_num_threads(conditions.threads if seat is None else 1)
     process_state.begin()
 
-    def tell(sign: Stage | Steps) -> None:
+    def notify(sign: Stage | Steps) -> None:
         parent.send_bytes(json.dumps({type(sign).__name__: sign}).encode())
 
     while True:
@@ -157,16 +157,16 @@ def serve(parent: Connection, output: Connection, conditions: Conditions, seat: 
         except Exception as error:  # noqa: BLE001 - a suite that can be sent, and not be made anew here
             answer = _failed(error)
         else:
-            answer = answered(fn, args, tell, BaseException)
+            answer = answered(fn, args, notify, BaseException)
         sys.stdout.flush()
         parent.send_bytes(answer)
 
 
-def answered(fn: Callable[..., Any], args: tuple[Any, ...], tell: OnStage, caught: Any) -> bytes:
+def answered(fn: Callable[..., Any], args: tuple[Any, ...], notify: OnStage, caught: Any) -> bytes:
     """What a call returns, or what it raised, as JSON; and of an exception that became rows whose fault it may be."""
     _raised.clear()
     try:
-        return json.dumps({"result": plain(fn(tell, *args)), **_raised}).encode()
+        return json.dumps({"result": plain(fn(notify, *args)), **_raised}).encode()
     except caught as error:
         return _failed(error)
 
@@ -350,23 +350,23 @@ _raised: dict[str, Any] = {}  # by the call under way, by the clock that all pro
 device_timer = functools.cache(timer_for)
 
 
-def started_threads(tell: OnStage) -> str:
+def started_threads(notify: OnStage) -> str:
     """Names of threads that run after a fork, as `harness.machine.fork_server` asks for them."""
     return fork_server.started_threads
 
 
-def refuse(tell: OnStage, why: str) -> None:
+def refuse(notify: OnStage, why: str) -> None:
     """Answer that a call cannot be made."""
     raise RemoteError(why, Cause.ERROR)
 
 
-def join(tell: OnStage) -> None:
+def join(notify: OnStage) -> None:
     """Meet the other ranks."""
     ranks.join(_seats[0])
     process_state.begin()
 
 
-def clear(tell: OnStage, device: str) -> dict[str, Any]:
+def clear(notify: OnStage, device: str) -> dict[str, Any]:
     """Give up all arms; the resident bytes of this process, and what they have set for it."""
     _held.clear()
     compiling.reset()
@@ -384,7 +384,7 @@ def lost(device: str) -> str:
     return _spoiled[0] if _spoiled else ""
 
 
-def prepare(tell: OnStage, planned: PlannedCase, name: str, setting: Setting) -> dict[str, Any]:
+def prepare(notify: OnStage, planned: PlannedCase, name: str, setting: Setting) -> dict[str, Any]:
     """Build, compile and check an arm; only one that is right may be timed.
 
     Returns:
@@ -401,7 +401,7 @@ def prepare(tell: OnStage, planned: PlannedCase, name: str, setting: Setting) ->
     timer = device_timer(setting.device)
     begin_alike(planned.case.seed)
     rows: list[Measurement] = []
-    arm = _prepared(tell, planned, name, setting, timer, rows)
+    arm = _prepared(notify, planned, name, setting, timer, rows)
     if setting.device == "cuda":
         release_memory()  # for the next arm, whose allocator is another
     sent = [{field: getattr(one, field) for field in SENT} for one in rows]
@@ -432,7 +432,7 @@ def begin_alike(seed: int) -> None:
 
 
 def _prepared(
-    tell: OnStage, planned: PlannedCase, name: str, setting: Setting, timer: Timer, rows: list[Measurement]
+    notify: OnStage, planned: PlannedCase, name: str, setting: Setting, timer: Timer, rows: list[Measurement]
 ) -> PreparedArm | None:
     suite, info = planned.suite, planned.suite.ARMS[name]
     assert isinstance(suite, Suite)
@@ -444,11 +444,11 @@ def _prepared(
             resolved["operator_calls"] = _operators(workload)
         arm = PreparedArm(name, info.baseline, workload, resolved)
         if workload.compiled:
-            tell(Stage(StageKind.COMPILE, name))
+            notify(Stage(StageKind.COMPILE, name))
             rows += _compile(planned, arm, setting, timer)
             if rows[-1].status == "failed":
                 return None
-        tell(Stage(StageKind.CHECK, name))
+        notify(Stage(StageKind.CHECK, name))
         numerics = workload.check()
         resolved.update(workload.resolved)  # a check may learn what really ran
         if numerics.ok and workload.profile is not None and setting.folder is not None:
@@ -529,21 +529,21 @@ def _first_call(work: Workload, timer: Timer) -> float:
         return time.perf_counter() - started
 
 
-def allocate(tell: OnStage, arm: str) -> None:
+def allocate(notify: OnStage, arm: str) -> None:
     """Make the memory of a resident arm."""
     held = _held[arm]
     assert held.work.resident is not None
     held.memory.enter_context(held.work.resident())
 
 
-def release(tell: OnStage, arm: str, device: str) -> None:
+def release(notify: OnStage, arm: str, device: str) -> None:
     """Free it, for the other processes too."""
     _held[arm].memory.close()
     if device == "cuda":
         release_memory()
 
 
-def call(tell: OnStage, arm: str, closure: str, times: int) -> None:
+def call(notify: OnStage, arm: str, closure: str, times: int) -> None:
     """Call a closure, and wait for the device."""
     fn = _held[arm].closure(closure)
     for _ in range(times):
@@ -552,7 +552,7 @@ def call(tell: OnStage, arm: str, closure: str, times: int) -> None:
 
 
 def sample(
-    tell: OnStage,
+    notify: OnStage,
     arm: str,
     closure: str,
     way: str,
@@ -566,7 +566,7 @@ def sample(
     """n samples as `harness.timing.timers.Timer` takes them. What the calls have started and left running is ended.
 
     Args:
-        tell: not used.
+        notify: not used.
         arm: which.
         closure: see `_Held.closure`.
         way: "block" or "back_to_back".
@@ -611,7 +611,7 @@ def _place(device: str) -> tuple[int, ...]:
     return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream
 
 
-def finish(tell: OnStage, arm: str) -> dict[str, Any]:
+def finish(notify: OnStage, arm: str) -> dict[str, Any]:
     """Why the times of an arm do not count, with its cause, and what its workload has found meanwhile.
 
     What the compiler did since it was first timed fails arms that are compiled.
@@ -622,7 +622,7 @@ def finish(tell: OnStage, arm: str) -> dict[str, Any]:
     return {"fault": fault, "cause": cause, "resolved": held.work.resolved}
 
 
-def trial(tell: OnStage, planned: PlannedCase, arm: str, device: str, workspace: Path) -> dict[str, Any]:
+def trial(notify: OnStage, planned: PlannedCase, arm: str, device: str, workspace: Path) -> dict[str, Any]:
     """Make a run of a trial suite to its end."""
     suite, last, trace = planned.suite, 0.0, ""
     assert isinstance(suite, TrialSuite)
@@ -632,7 +632,7 @@ def trial(tell: OnStage, planned: PlannedCase, arm: str, device: str, workspace:
         nonlocal last
         if done == total or time.monotonic() - last >= REPORT_S:
             last = time.monotonic()
-            tell(Steps(done, total))
+            notify(Steps(done, total))
 
     try:
         made = suite.trial(planned.case, arm, device, workspace, on_step)

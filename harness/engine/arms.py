@@ -133,33 +133,38 @@ class ArmRunner:
         *args: Any,
         what: str = "",
         meanwhile: Meanwhile = None,
-        tell: OnMessage = lambda sign: None,
+        notify: OnMessage = lambda sign: None,
     ) -> list[Any]:
-        """What `fn(tell, *args)` returns there, as JSON has it, by rank; where one is at fault, its result alone.
+        """What `fn(notify, *args)` returns there, as JSON has it, by rank; where one is at fault, its result alone.
 
         Args:
             fn: of `harness.engine.arm_process`.
             args: picklable.
             what: is under way, for the words of a fault.
             meanwhile: called here while it works.
-            tell: given its signs of life.
+            notify: given its signs of life.
 
         Raises:
             RemoteError: it raised there, or the process is gone, silent, or has lost its device.
             LateError: it was not done in time.
         """
-        answers = self._answers(fn, args, what, meanwhile, tell)
+        answers = self._answers(fn, args, what, meanwhile, notify)
         for answer in answers:
             if "failed" in answer:
                 raise RemoteError(str(answer["failed"]), Cause(answer["cause"]))
         return [answer["result"] for answer in answers]
 
     def _answers(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: OnMessage
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        what: str,
+        meanwhile: Meanwhile,
+        notify: OnMessage,
     ) -> list[dict[str, Any]]:
         if self.lost:
             raise RemoteError(self.lost, Cause.DEVICE_LOST)
-        answer: dict[str, Any] = json.loads(answered(fn, args, tell, (Exception, SystemExit)))
+        answer: dict[str, Any] = json.loads(answered(fn, args, notify, (Exception, SystemExit)))
         self.lost = self.lost or arm_process.lost(self._device)
         if meanwhile is not None:
             meanwhile()
@@ -176,7 +181,7 @@ class Process(ArmRunner):
     Args:
         conditions: that it starts with.
         limits: of its silence.
-        tell: given the lines that it prints.
+        notify: given the lines that it prints.
         world: ranks.
         device: of their process group.
 
@@ -189,10 +194,15 @@ class Process(ArmRunner):
     """
 
     def __init__(
-        self, conditions: Conditions, limits: TimeLimits, tell: OnMessage, world: int = 1, device: str = "cpu"
+        self,
+        conditions: Conditions,
+        limits: TimeLimits,
+        notify: OnMessage,
+        world: int = 1,
+        device: str = "cpu",
     ) -> None:
         self._limits, self.fault, self.until, self.world = limits, "", math.inf, world
-        self._tell, self._conditions, self._device = tell, conditions, device
+        self._notify, self._conditions, self._device = notify, conditions, device
         try:
             self._start()
             # A suite's module makes arms of all installed peers, asked for or not, and so imports them in the server
@@ -202,7 +212,7 @@ class Process(ArmRunner):
                     f"importing {culprit} starts threads, which a fork does not take over: each process is started anew, in "
                     "seconds"
                 )
-                tell(_anew)
+                notify(_anew)
                 self.close()
                 self.fault = ""
                 self._start()
@@ -215,7 +225,7 @@ class Process(ArmRunner):
     def _start(self) -> None:
         self._ones: list[Served | Far] = []
         if self.world == 1:
-            self._ones.append(Served(self._conditions, self._tell, anew=bool(_anew)))
+            self._ones.append(Served(self._conditions, self._notify, anew=bool(_anew)))
         else:
             # A collective must not end before whoever waits for the ranks finds the one that does not come
             patience_s = 2 * self._limits.silence_s + 60
@@ -235,10 +245,15 @@ class Process(ArmRunner):
         self.pids = tuple(one.pid for one in self._ones if one.pid)
 
     def _lines_of(self, rank: int) -> Callable[[list[str]], None]:
-        return lambda lines: self._tell([f"rank {rank}: {line}" for line in lines])
+        return lambda lines: self._notify([f"rank {rank}: {line}" for line in lines])
 
     def _answers(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], what: str, meanwhile: Meanwhile, tell: OnMessage
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        what: str,
+        meanwhile: Meanwhile,
+        notify: OnMessage,
     ) -> list[dict[str, Any]]:
         if self.fault:
             raise RemoteError(self.fault, Cause.DIED)
@@ -260,7 +275,7 @@ class Process(ArmRunner):
                 if sign := _sign(answer):
                     what = f"step {sign.done} of {sign.total}" if isinstance(sign, Steps) else what
                     if not rank:  # which speaks for all
-                        tell(sign)
+                        notify(sign)
                     continue
                 found[rank] = answer
                 if "result" not in answer or "raised_at" in answer:
@@ -305,9 +320,9 @@ class Process(ArmRunner):
             raise DiedError(self.fault, "")
         if "died" in answer:
             printed = answer["printed"]
-            said = f": {printed.splitlines()[-1][:200]}" if printed else ""
+            last_line = f": {printed.splitlines()[-1][:200]}" if printed else ""
             self._end(
-                f"{who}its process died ({answer['died']}) after {what}{said}; resume=RUN_ID runs it again"
+                f"{who}its process died ({answer['died']}) after {what}{last_line}; resume=RUN_ID runs it again"
             )
             raise DiedError(self.fault, printed)
         if "unreadable" in answer:
@@ -365,7 +380,7 @@ class ArmPool:
         conditions: of the processes; None: everything is done in this one.
         limits: of each.
         device: "cpu" or "cuda".
-        tell: given the lines that they print.
+        notify: given the lines that they print.
     """
 
     def __init__(
@@ -373,9 +388,9 @@ class ArmPool:
         conditions: Conditions | None,
         limits: TimeLimits,
         device: str,
-        tell: OnMessage = lambda sign: None,
+        notify: OnMessage = lambda sign: None,
     ) -> None:
-        self._conditions, self._limits, self._device, self._tell = conditions, limits, device, tell
+        self._conditions, self._limits, self._device, self._notify = conditions, limits, device, notify
         self.runners: dict[str, ArmRunner] = {}
         self._settled: dict[str, int] = {}  # resident memory after the first case
         self._until = math.inf
@@ -409,7 +424,7 @@ class ArmPool:
             self.runners[key] = (
                 ArmRunner(self._device)
                 if self._here
-                else Process(given, self._limits, self._tell, self._world, self._device)
+                else Process(given, self._limits, self._notify, self._world, self._device)
             )
         runner = self.runners[key]
         if isinstance(runner, Process):
@@ -526,7 +541,7 @@ def prepared(
     name: str,
     setting: Setting,
     rows: list[Measurement],
-    tell: OnMessage,
+    notify: OnMessage,
 ) -> tuple[PreparedArm, RemoteArm] | None:
     """Build, compile and check an arm in its process.
 
@@ -536,7 +551,7 @@ def prepared(
         name: of the arm.
         setting: how cases are measured.
         rows: gets the arm's rows up to its timing.
-        tell: given the stages.
+        notify: given the stages.
 
     Returns:
         None where the arm may not be timed; its last row says why.
@@ -544,7 +559,7 @@ def prepared(
     try:
         runner = arm_pool.of(name)
         made = runner.call(
-            arm_process.prepare, planned, name, setting, what=f"it was begun in arm {name}", tell=tell
+            arm_process.prepare, planned, name, setting, what=f"it was begun in arm {name}", notify=notify
         )
         for sent in made["rows"]:
             own = {field: sent[field] for field in arm_process.SENT}

@@ -61,7 +61,7 @@ def measure_case(
     monitor: Monitor,
     *,
     sustained: bool = False,
-    tell: OnMessage = lambda sign: None,
+    notify: OnMessage = lambda sign: None,
     on_rows: Callable[[list[Measurement]], None] | None = None,
     turns: Turns | None = None,
 ) -> list[Measurement]:
@@ -73,7 +73,7 @@ def measure_case(
         setting: how.
         monitor: reads clocks, power and throttling of the GPU.
         sustained: under sustained load as well.
-        tell: given the start of each stage, for people who wait.
+        notify: given the start of each stage, for people who wait.
         on_rows: given all rows so far between two rounds, those of times as `partial`.
         turns: it is measured in blocks that are given to it.
 
@@ -86,8 +86,8 @@ def measure_case(
     arms: dict[str, PreparedArm] = {}
     remotes: dict[str, RemoteArm] = {}
     for name in planned.runnable:
-        tell(Stage(StageKind.BUILD, name))
-        if (found := prepared(arm_pool, planned, name, setting, rows, tell)) is not None:
+        notify(Stage(StageKind.BUILD, name))
+        if (found := prepared(arm_pool, planned, name, setting, rows, notify)) is not None:
             arms[name], remotes[name] = found
     monitor.share_with(arm_pool.pids())
     if setting.control:
@@ -98,7 +98,7 @@ def measure_case(
     # Events would see a launch cost only where the device waits for the host.
     timer = RemoteTimer(list(remotes.values()), on_host=any(arm.workload.on_host for arm in arms.values()))
     resident = {name: arm.workload.resident for name, arm in arms.items() if arm.workload.resident}
-    tell(Stage(StageKind.WARM_UP))
+    notify(Stage(StageKind.WARM_UP))
     before = environment.snapshot(monitor)
 
     def time_rows(timings: Iterable[tuple[str, Timing]]) -> list[Measurement]:
@@ -122,7 +122,7 @@ def measure_case(
             seed,
             monitor,
             resident=resident,
-            on_warm=lambda: tell(Stage(StageKind.TIME)),
+            on_warm=lambda: notify(Stage(StageKind.TIME)),
             on_round=None if on_rows is None else keep,
             splits={name: arm.workload.split for name, arm in arms.items() if arm.workload.split},
             rotations={name: arm.workload.covering for name, arm in arms.items() if arm.workload.covering},
@@ -131,7 +131,7 @@ def measure_case(
     timings = list((timed(timing, seed) if turns is None else turns.blocks(timed, timing)).items())
     if sustained and not resident:  # a resident arm is under its own load already
         keep(dict(timings))
-        tell(Stage(StageKind.SUSTAIN))
+        notify(Stage(StageKind.SUSTAIN))
         # Listed first: making the copies takes memory and time that no timed call may spend.
         rotating = {n: tuple(a.workload.variants) or (a.workload.run,) for n, a in arms.items()}
         timings += measure_sustained(rotating, timer, timing, seed, monitor).items()

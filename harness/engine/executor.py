@@ -88,7 +88,7 @@ def run(
     places: Sequence[Place] = (),
     lanes: int = 1,
     limits: TimeLimits | None = None,
-    tell: OnTask = lambda task, what: None,
+    notify: OnTask = lambda task, what: None,
     done: Iterable[str] = (),
     done_arms: Iterable[tuple[str, str]] = (),
     monitor: Any = None,
@@ -106,7 +106,7 @@ def run(
         places: where cases are timed, one at a time each; none: everything is done in this process.
         lanes: runs of trial suites at once, over all places.
         limits: how long things may take.
-        tell: given what happens, as it happens: a task and what becomes of it.
+        notify: given what happens, as it happens: a task and what becomes of it.
         done: ids of the cases that need nothing.
         done_arms: (case id, arm) of the runs of trial suites that need nothing.
         monitor: reads clocks, power and throttling of the GPU; by default that of the place.
@@ -115,7 +115,7 @@ def run(
     """
     finished, made = set(done), set(done_arms)
     waiting = [*plan.tasks(finished, made)]
-    under_way = _Run(writer, setting, limits or TimeLimits(), tell, monitor, clock, turns)
+    under_way = _Run(writer, setting, limits or TimeLimits(), notify, monitor, clock, turns)
     headline = plan.headline(setting.timing.sustained_max_cases) if setting.device == "cuda" else set()
     try:
         for alone in (False, True) if len(places) > 1 else (None,):
@@ -150,7 +150,7 @@ class _Run:
         writer: store.RunWriter,
         setting: Setting,
         limits: TimeLimits,
-        tell: OnTask,
+        notify: OnTask,
         monitor: Any,
         clock: Callable[[], float],
         turns: Turns | None,
@@ -158,7 +158,7 @@ class _Run:
         self.turns = turns
         self.writer, self.setting, self.limits = writer, setting, limits
         self.outcome = RunOutcome("finished")
-        self._tell, self._monitor, self._clock = tell, monitor, clock
+        self._notify, self._monitor, self._clock = notify, monitor, clock
         self._started = clock()
         self._lost = ""
         self._partial: dict[str, list[Measurement]] = {}  # case id -> the rows of its last snapshot
@@ -166,11 +166,11 @@ class _Run:
         self._arm_pools: list[ArmPool] = []
         self._stopped = False
 
-    def tell(self, task: Task | None, what: What) -> None:
+    def notify(self, task: Task | None, what: What) -> None:
         """Passes on what happens, one at a time."""
         with self._lock:
             if not self._stopped:
-                self._tell(task, what)
+                self._notify(task, what)
 
     def do(self, wanted: Sequence[Task], places: Sequence[Place]) -> None:
         """Does tasks, one at a time at each place or here, and stores the rows of each as it ends."""
@@ -198,7 +198,7 @@ class _Run:
         device, conditions = self.setting.device, place.conditions if place is not None else None
         with (
             self._monitor_at(place) as monitor,
-            ArmPool(conditions, self.limits, device, lambda what: self.tell(task, what)) as arm_pool,
+            ArmPool(conditions, self.limits, device, lambda what: self.notify(task, what)) as arm_pool,
         ):
             self._arm_pools.append(arm_pool)
             while True:
@@ -232,24 +232,24 @@ class _Run:
             self._lost = (
                 f"the device was lost in case {task.case.case_id}: {fault}; resume=RUN_ID runs the rest"
             )
-        self.tell(task, Mark.ENDED)
+        self.notify(task, Mark.ENDED)
 
     def _rows(self, task: Task, arm_pool: ArmPool, monitor: Any, place: Place | None) -> list[Measurement]:
         """What comes of a task, whatever that is."""
 
-        def tell(what: What) -> None:
-            self.tell(task, what)
+        def notify(what: What) -> None:
+            self.notify(task, what)
 
         try:
             if task.arm:
-                return _trial(task, arm_pool, self.setting.device, tell)
+                return _trial(task, arm_pool, self.setting.device, notify)
             return measure_case(
                 task.planned,
                 arm_pool,
                 self.setting,
                 monitor,
                 sustained=task.sustained,
-                tell=tell,
+                notify=notify,
                 on_rows=lambda rows: self.keep(task, rows, place),
                 turns=self.turns,
             )
@@ -276,7 +276,7 @@ class _Run:
     def _that_may_start(self, wanted: Sequence[Task]) -> Iterator[Task]:
         """The tasks in order; one that may not start, when its turn comes, is stored as rows that say why."""
         for task in wanted if self.turns is None else self.turns.of(wanted):
-            self.tell(task, Mark.BEGUN)
+            self.notify(task, Mark.BEGUN)
             if self._lost:
                 self._leave_out(task, "failed", self._lost, Cause.DEVICE_LOST)
             elif self._clock() - self._started > self.limits.budget_s:
@@ -289,7 +289,7 @@ class _Run:
     def _leave_out(self, task: Task, status: str, why: str, cause: Cause) -> None:
         alone = replace(task.planned, arms=(task.arm,)) if task.arm else task.planned
         self.store(all_arms(alone, status, why, cause), task.planned)
-        self.tell(task, Mark.ENDED)
+        self.notify(task, Mark.ENDED)
 
     def keep(self, task: Task, rows: list[Measurement], place: Place | None = None) -> None:
         """Makes a snapshot of a case under way durable; one of fewer rounds, as of another try, replaces nothing."""
@@ -322,13 +322,13 @@ class _Run:
                     self.outcome.reasons.setdefault((r.status, r.reason), []).append(what)
 
 
-def _trial(task: Task, arm_pool: ArmPool, device: str, tell: Callable[[What], None]) -> list[Measurement]:
+def _trial(task: Task, arm_pool: ArmPool, device: str, notify: Callable[[What], None]) -> list[Measurement]:
     """The rows of a run."""
     assert task.workspace is not None
     arm_pool.begin([task.arm], world_of(task.planned.suite, task.case))
     try:
         args = (task.planned, task.arm, device, task.workspace)
-        made = arm_pool.of(task.arm).call(arm_process.trial, *args, what="its start", tell=tell)
+        made = arm_pool.of(task.arm).call(arm_process.trial, *args, what="its start", notify=notify)
         rows = trial_rows(task.planned, task.arm, made)
     except UNFIT as error:
         rows = [failed_row(task.planned, task.arm, error)]

@@ -354,11 +354,11 @@ def _plan_part(part: _Part, config: SweepConfig) -> tuple[list[PlannedCase], str
     crossed = {axis: values for axis, values in axes.items() if not suite.AXES[axis].linked}
     cases = expand(part.suite_name, crossed, points, int(config.seed))
     by_number = any(axes.get(axis) for axis in ("M", "K", "N") if suite.AXES.get(axis))
-    planned, told = [], time.monotonic()
+    planned, reported_at = [], time.monotonic()
     for number, case in enumerate(cases):
-        if time.monotonic() - told > TELL_S:
+        if time.monotonic() - reported_at > TELL_S:
             raw_output.notify(f"planned {number} of {len(cases)} cases of {part.name}\n")
-            told = time.monotonic()
+            reported_at = time.monotonic()
         reasons = {arm: why for arm in arms if (why := _unsupported(suite, case, arm, device))}
         for arm, why in reasons.items():
             if why.kind == "shape" and by_number:
@@ -437,11 +437,11 @@ def describe(plan: SweepPlan) -> Iterator[str]:
     """The lines that `dry_run=true` prints: each product, what all its cases share, and of every case the rest."""
     for part, product in plan.products.items():
         yield f"{part}: {product}"
-        told = {c.case.case_id: _described(c) for c in plan.cases if c.part == part}
-        shared = set.intersection(*map(set, told.values())) if len(told) > 1 else set()
+        described = {c.case.case_id: _described(c) for c in plan.cases if c.part == part}
+        shared = set.intersection(*map(set, described.values())) if len(described) > 1 else set()
         if shared:
-            yield "  each: " + " ".join(word for word in next(iter(told.values())) if word in shared)
-        for case, words in told.items():
+            yield "  each: " + " ".join(word for word in next(iter(described.values())) if word in shared)
+        for case, words in described.items():
             yield " ".join((f"  {case}", *(word for word in words if word not in shared)))
     yield from nothing_compared(plan)
     others = f", {len(plan.elsewhere)} in other shards" if plan.elsewhere else ""

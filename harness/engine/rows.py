@@ -194,11 +194,11 @@ def numerics_rows(planned: PlannedCase, arm: PreparedArm, numerics: Numerics) ->
     rows = []
     for (metric, part), value in figures.items():
         if numerics.ok:
-            said: dict[str, Any] = {"samples": (float(value),)}
+            outcome: dict[str, Any] = {"samples": (float(value),)}
         else:
-            said = {"reason": f"{value:.6g}; {numerics.reason}", "cause": numerics.cause}
+            outcome = {"reason": f"{value:.6g}; {numerics.reason}", "cause": numerics.cause}
         status = "ok" if numerics.ok else "failed"
-        rows.append(row(planned, arm.name, status, metric, arm.resolved, part=part, **said))
+        rows.append(row(planned, arm.name, status, metric, arm.resolved, part=part, **outcome))
     return rows + [
         row(planned, arm.name, "skipped", metric, arm.resolved, why)
         for metric, why in numerics.skipped.items()

@@ -183,8 +183,8 @@ def of_run(config: SweepConfig, env: Mapping[str, Any]) -> Path:
 
 def mark(results_dir: Path, run_id: str, config: dict[str, Any]) -> str:
     """What only this results folder can say of a run and its settings as they are stored."""
-    said = json.dumps([run_id, config], sort_keys=True, default=str)
-    return hmac.new(salt(results_dir), said.encode(), "sha256").hexdigest()
+    content = json.dumps([run_id, config], sort_keys=True, default=str)
+    return hmac.new(salt(results_dir), content.encode(), "sha256").hexdigest()
 
 
 def refuse_stranger(folder: Path) -> None:

@@ -124,13 +124,13 @@ def notes(folder: Path, asked: Callable[[int], int | None] = began) -> list[Prog
 
 def _note(file: Path, asked: Callable[[int], int | None]) -> ProgressNote | None:
     try:
-        said = run_files.read_object(file)
-        state, here = str(said["state"]), said["host"] == this_host() != ""
-        if state == "running" and here and asked(int(said["pid"])) != said["began"]:
+        record = run_files.read_object(file)
+        state, here = str(record["state"]), record["host"] == this_host() != ""
+        if state == "running" and here and asked(int(record["pid"])) != record["began"]:
             state = GONE
-        share, text = float(said["share"]), str(said.get("message") or said.get("text", ""))
+        share, text = float(record["share"]), str(record.get("message") or record.get("text", ""))
         return (
-            ProgressNote(state, int(said["total"]), share, text, float(said["written"]))
+            ProgressNote(state, int(record["total"]), share, text, float(record["written"]))
             if 0 <= share <= 1
             else None
         )
@@ -148,9 +148,9 @@ def progress(every: Iterable[ProgressNote], now: float) -> str:
     total = sum(note.total for note in every)
     share = sum(note.total * note.share for note in every) / total if total else 0.0
     silent = max(now - note.written for note in running)
-    said = [f"running, {done(share)} of {total} done" if total else "running", running[-1].text]
-    said += [f"last sign of life {duration(silent)} ago"] if silent > SILENT_S else []
-    return "; ".join(filter(None, said))
+    parts = [f"running, {done(share)} of {total} done" if total else "running", running[-1].text]
+    parts += [f"last sign of life {duration(silent)} ago"] if silent > SILENT_S else []
+    return "; ".join(filter(None, parts))
 
 
 class RawOutput:

@@ -72,8 +72,8 @@ class Turns:
         number = 0
         one = replace(timing, min_rounds=1, max_rounds=1, min_samples=5, min_seconds=0.0)
         while self.request(block=number):
-            lead = 0.0 if number else LEAD_IN_S[self._device]
-            config = replace(one, warmup_min_seconds=lead, warmup_min_iterations=1 if number else 3)
+            lead_s = 0.0 if number else LEAD_IN_S[self._device]
+            config = replace(one, warmup_min_seconds=lead_s, warmup_min_iterations=1 if number else 3)
             for name, timed in measure(config, number).items():
                 found[name] = _joined(found[name], timed, number) if number else timed
             number += 1

@@ -151,7 +151,7 @@ def extensions_hash() -> str | None:
         for table in TABLES
         for entry in metadata.entry_points(group=f"fp8_harness.{table}")
     }
-    places = [
+    paths = [
         Path(place)
         for name in sorted(names)
         if (spec := importlib.util.find_spec(name))
@@ -159,7 +159,7 @@ def extensions_hash() -> str | None:
     ]
     return hash_of(
         (file.relative_to(place.parent).as_posix(), file.read_bytes())
-        for place in places
+        for place in paths
         for file in (place.rglob("*") if place.is_dir() else [place])
         if file.suffix in _RUN
     )

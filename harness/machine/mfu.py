@@ -44,7 +44,7 @@ class MfuColumn:
 _WORDS = beside(__file__, "mfu.yaml")
 FORMULAS: Mapping[str, str] = _WORDS["formulas"]
 FLAGS: Mapping[str, str] = _WORDS["flags"]
-COLUMNS = tuple(MfuColumn(name, *said) for name, said in _WORDS["columns"].items())
+COLUMNS = tuple(MfuColumn(name, *texts) for name, texts in _WORDS["columns"].items())
 EXECUTED = frozenset({"causal", "counted", "gemm"})  # rules that count nothing that does not run
 
 

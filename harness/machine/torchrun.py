@@ -140,8 +140,8 @@ def meeting() -> str:
 
 def host_of(rank: int) -> str:
     """Which host a rank is on; for rank 0."""
-    places = list(dict.fromkeys(_ranks))  # a row may name no host
-    return f"host {places.index(_ranks[rank]) + 1} of {len(places)}"
+    hosts = list(dict.fromkeys(_ranks))  # a row may name no host
+    return f"host {hosts.index(_ranks[rank]) + 1} of {len(hosts)}"
 
 
 def send(store: Any, rank: int, **message: Any) -> None:

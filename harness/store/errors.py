@@ -126,8 +126,8 @@ def one_line(error: BaseException) -> str:
 def refused(error: BaseException) -> str:
     """What an exception says that the machine has no more of, and the way out; "" where it says none of that."""
     for line in text_of(error).splitlines():  # of a compiler's many, the one that says it
-        for said, way in NO_MORE.items():
-            if said in line:
+        for phrase, way in NO_MORE.items():
+            if phrase in line:
                 return f"{line.strip()[:300]}; {way.format(tmp=os.environ.get('TMPDIR', '/tmp'))}"
     return ""
 

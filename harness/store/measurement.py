@@ -74,7 +74,7 @@ class Metric:
     series: bool = False
 
 
-METRICS = {name: Metric(name, **said) for name, said in beside(__file__, "metrics.yaml").items()}
+METRICS = {name: Metric(name, **about) for name, about in beside(__file__, "metrics.yaml").items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,10 @@ class Published:
 
 def of_row(row: Mapping[str, Any]) -> tuple[Published, ...]:
     """The figures of a row's peer: those that the row holds, else, of rows from before they were stored, the table's."""
-    told = parse(row["resolved"]).get("peer_published")
-    if not isinstance(told, list | tuple):
+    figures = parse(row["resolved"]).get("peer_published")
+    if not isinstance(figures, list | tuple):
         return of_peer(arm_of(row).peer)
-    return tuple(made for each in told if (made := _read(each)) is not None)
+    return tuple(made for each in figures if (made := _read(each)) is not None)
 
 
 def of_peer(word: str) -> tuple[Published, ...]:
@@ -91,8 +91,8 @@ def rates_on(capability: str) -> list[Published]:
 
 @cache
 def _table() -> Mapping[str, tuple[Published, ...]]:
-    told = beside(__file__, "published.yaml")
-    return {word: tuple(Published(**each) for each in own) for word, own in told.items()}
+    entries = beside(__file__, "published.yaml")
+    return {word: tuple(Published(**each) for each in own) for word, own in entries.items()}
 
 
 def _read(stored: object) -> Published | None:

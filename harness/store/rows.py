@@ -44,8 +44,8 @@ class Rows:
 
     def pick(self, most: int | None = None, /, **wanted: Wanted) -> list[Row]:
         """The rows that `where` names, or so many of them; to be read only."""
-        places = np.flatnonzero(self.where(**wanted)).tolist()[:most]
-        missing = [i for i in places if i not in self._made]
+        positions = np.flatnonzero(self.where(**wanted)).tolist()[:most]
+        missing = [i for i in positions if i not in self._made]
         if missing:
             self._made.update(zip(missing, rows_of(self._frame.iloc[missing]), strict=True))
-        return [self._made[i] for i in places]
+        return [self._made[i] for i in positions]

@@ -359,12 +359,12 @@ def all_paired(
     for i, logs in enumerate(rows):
         by_length[len(logs)].append(i)
     found: dict[int, Effect] = {}
-    for length, places in by_length.items():
+    for length, indices in by_length.items():
         if not length:
-            found |= {i: Effect(math.nan, -math.inf, math.inf, 0, floors[i]) for i in places}
+            found |= {i: Effect(math.nan, -math.inf, math.inf, 0, floors[i]) for i in indices}
             continue
-        _, lows, highs = t_intervals(np.stack([np.asarray(rows[i]) for i in places]), confidence)
-        for i, low, high in zip(places, lows, highs, strict=True):
+        _, lows, highs = t_intervals(np.stack([np.asarray(rows[i]) for i in indices]), confidence)
+        for i, low, high in zip(indices, lows, highs, strict=True):
             mean = float(sum(rows[i])) / length  # added in the order of the rounds
             found[i] = Effect(mean, float(low), float(high), length, floors[i])
     return [found[i] for i in range(len(rows))]

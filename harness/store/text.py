@@ -132,11 +132,11 @@ def case_label(axes: Mapping[str, object], without: Collection[str] = ()) -> str
     >>> case_label({"accumulation": 1, "batch": 8, "compute": "fp32", "layers": 0, "model": "nano", "profile": True})
     'nano fp32 batch=8 profile=true'
     """
-    said = {n: v for n, v in axes.items() if n not in without and not _unsaid(n, v)}
-    if without and not said:
+    shown = {n: v for n, v in axes.items() if n not in without and not _unsaid(n, v)}
+    if without and not shown:
         return case_label(axes)
-    sizes = [axis_value(said[name]) for name in SIZES if name in said]
-    rest = {n: v for n, v in said.items() if n not in SIZES}
+    sizes = [axis_value(shown[name]) for name in SIZES if name in shown]
+    rest = {n: v for n, v in shown.items() if n not in SIZES}
     names = [n for n in sorted(rest, key=lambda n: n != "model") if _is_name(n, rest[n])]
     words = [axis_value(rest[n]) for n in names]
     words += [f"{n}={axis_value(v)}" for n, v in rest.items() if n not in names]
@@ -205,13 +205,13 @@ def short(words: str, most: int) -> str:
     return f"{words[: most - tail - 1]}\u2026{words[-tail:]}"
 
 
-def reason(said: str) -> str:
+def reason(message: str) -> str:
     """Why a row failed or was skipped, without the traceback that may follow: it names places of the machine.
 
     >>> reason('rank 1 of 2: ValueError: bad Traceback (most recent call last): File "x.py"')
     'rank 1 of 2: ValueError: bad'
     """
-    return said.partition(" Traceback (most recent call last)")[0]
+    return message.partition(" Traceback (most recent call last)")[0]
 
 
 def printable(text: str) -> str:

@@ -90,22 +90,22 @@ class Agreement:
         return pd.DataFrame([self.gap, self.floor], ["gap", "floor"])
 
     def lines(self) -> list[str]:
-        """What is to be said beside the figures."""
-        said = [
+        """Remarks beside the figures."""
+        found = [
             f"log-probability of the {self.judged}; floor: each model with itself, run again and in halves"
         ]
         if not math.isfinite(self.gap.kl_mean + self.floor.kl_mean):
-            said.append("the predictions are not finite: nothing can be said of them")
+            found.append("the predictions are not finite: nothing can be said of them")
         elif self.gap.kl_max == self.gap.logprob_max == 0:
-            said.append(
+            found.append(
                 "the predictions are equal: one model twice, or no layer of b is in another precision"
             )
         elif not self.above_floor:
-            said.append("by the mean KL divergence not further apart than a model from itself")
+            found.append("by the mean KL divergence not further apart than a model from itself")
         for cause in self.causes[:5]:
             part = 1 - cause.kl_left / self.kl_first
-            said.append(f"{part:.0%} of the gap is gone where b takes from a: {', '.join(cause.layers)}")
-        return [*said, *filter(None, [self.note])]
+            found.append(f"{part:.0%} of the gap is gone where b takes from a: {', '.join(cause.layers)}")
+        return [*found, *filter(None, [self.note])]
 
     def __str__(self) -> str:
         return "\n".join([self.to_frame().to_string(float_format=lambda x: f"{x:.3g}"), *self.lines()])

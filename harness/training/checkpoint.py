@@ -191,12 +191,12 @@ class Checkpoints:
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - the others are not to wait for this rank
             faults = getattr(error, "failures", {})  # rank -> (error, traceback), of torch's collective ones
             why = one_line(next((fault for fault, _ in faults.values()), error))
-        said = [
+        messages = [
             f"rank {rank}: {word}" if self._ranks > 1 else word
             for rank, word in enumerate(gathered(why))
             if word
         ]
-        return mine, said[0] if said else ""
+        return mine, messages[0] if messages else ""
 
     def _names(self) -> list[str]:
         """Newest first."""

@@ -107,7 +107,7 @@ def test_ten_thousand_cases_take_no_more_memory_than_one_thousand(tmp_path: Path
 
     into = writer(tmp_path / "r")
     places = [Place(Conditions.here())]
-    outcome = run(toy_plan(10_000), into, Setting("cpu", TIMING), places=places, tell=on_case)
+    outcome = run(toy_plan(10_000), into, Setting("cpu", TIMING), places=places, notify=on_case)
     into.close(outcome.state)
     seen.append((me.memory_info().rss / 2**20, 0.0))
     print("\nMiB of the sweep and its worker: " + ", ".join(f"{a:.0f} {b:.0f}" for a, b in seen))

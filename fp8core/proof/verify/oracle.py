@@ -243,8 +243,8 @@ class Digest(NamedTuple):
             return cls(dtype, torch.Size((M, K)), codes, torch.zeros_like(codes))
         of_lines = operand.scale_inv.index_select(0, operand.blocks(operand.scale_inv, 0, slice(M))).float()
         bits = torch.where(of_lines.isnan(), torch.nan, of_lines).view(torch.int32).long()
-        places = operand.blocks(operand.scale_inv, 1, slice(K))
-        scales = (bits * weights.new_zeros(bits.shape[1]).index_add(0, places, weights)).sum(1)
+        columns = operand.blocks(operand.scale_inv, 1, slice(K))
+        scales = (bits * weights.new_zeros(bits.shape[1]).index_add(0, columns, weights)).sum(1)
         return cls(dtype, torch.Size((M, K)), codes, scales)
 
     def fault(self, got: TiledOperand) -> str:

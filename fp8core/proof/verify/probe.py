@@ -134,8 +134,8 @@ def _hard(rows: int, columns: int, seed: int, device: torch.device, dtype: torch
         x[spread] *= 2.0 ** torch.randint(-20, 1, (rows, columns), generator=generator)[spread]
         # Largest of each block of 32, and so of each row, column and square: negative, in the second half
         for matrix, size in ((x.t(), 1.0), (x, 1.5)):
-            places = torch.arange(24, len(matrix) + 24, 32).clamp(max=len(matrix) - 1)
-            matrix[places] = -(3 + torch.rand(matrix[places].shape, generator=generator)) * size
+            chosen = torch.arange(24, len(matrix) + 24, 32).clamp(max=len(matrix) - 1)
+            matrix[chosen] = -(3 + torch.rand(matrix[chosen].shape, generator=generator)) * size
         x[: rows // 2 + 24, columns // 2 + 8 :] *= 2.0**-4  # squares of 128 that are not symmetric
         x[:, 9] *= 2.0**-6
         x[7] *= 2.0**-6

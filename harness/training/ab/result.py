@@ -444,15 +444,15 @@ class TrialResult:
 
     def data(self) -> dict[str, Any]:
         """Plain values; of what is not known, or may not be told, None."""
-        told: dict[str, Any] = dict.fromkeys(("speedup", "low", "high", "floor", "loss_gap"))
+        figures: dict[str, Any] = dict.fromkeys(("speedup", "low", "high", "floor", "loss_gap"))
         effect, arms = self.effect, {arm: dict.fromkeys(name for name, *_ in _COLUMNS) for arm in (BASE, FP8)}
         if not self.refused:
-            told |= {"floor": self.floor, "loss_gap": self.loss_gap}
+            figures |= {"floor": self.floor, "loss_gap": self.loss_gap}
             arms = {arm: self._of(arm) for arm in arms}
             if effect.has_interval:
-                told |= {"speedup": effect.speedup, "low": 1 / effect.high, "high": 1 / effect.low}
+                figures |= {"speedup": effect.speedup, "low": 1 / effect.high, "high": 1 / effect.low}
         names = "recipe device decision doubt ranks proof proved notes restored not_restored ends_in"
-        return printer.picked(self, names) | told | {"rounds": effect.rounds, "arms": arms}
+        return printer.picked(self, names) | figures | {"rounds": effect.rounds, "arms": arms}
 
     def _of(self, arm: str) -> dict[str, float | None]:
         """Figures of an arm by the names of `_COLUMNS`."""

@@ -281,7 +281,7 @@ class Trial:
             try:
                 problem = self._begin()
             except BaseException as error:
-                self._stop(f"the trial could not begin: {one_line(error)}", tell=True)
+                self._stop(f"the trial could not begin: {one_line(error)}", to_others=True)
                 raise
         if problem:
             self._stop(problem)
@@ -323,7 +323,7 @@ class Trial:
             what = "ran out of memory" if out_of_memory(error) else f"raised {one_line(error)}"
             precision = "FP8" if turn.is_fp8 else "bf16"
             proof = ", compared with arithmetic of its own," if turn.purpose == "compare" else ""
-            self._stop(f"a step in {precision}{proof} {what}", tell=True)
+            self._stop(f"a step in {precision}{proof} {what}", to_others=True)
             raise
         finally:
             self._turn, self._before = None, turn
@@ -420,9 +420,9 @@ class Trial:
             self._note(restored=self._snapshot.names, not_restored="")
         self._snapshot = None  # its memory
 
-    def _stop(self, problem: str, *, tell: bool = False) -> None:
-        """The trial ends without an answer; `tell` the other ranks, which cannot know."""
-        if tell:
+    def _stop(self, problem: str, *, to_others: bool = False) -> None:
+        """The trial ends without an answer; `to_others`: also to the other ranks, which cannot know."""
+        if to_others:
             self._exchange.raised(problem)
         self._note(problem=self._found.problem or problem)
         self._end()
@@ -447,7 +447,7 @@ class Trial:
         if error is not None:
             self.end_step(error)
             if not self.done:
-                self._stop(f"the loop raised {one_line(error)}", tell=True)
+                self._stop(f"the loop raised {one_line(error)}", to_others=True)
         self.close()
 
     def result(self) -> TrialResult:

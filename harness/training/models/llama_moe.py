@@ -157,8 +157,8 @@ def grouped_mm_weight_grad(x: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
 
 
 def _rows(ends: Tensor) -> list[slice]:
-    places = [0, *ends.tolist()]
-    return [slice(*pair) for pair in itertools.pairwise(places)]
+    bounds = [0, *ends.tolist()]
+    return [slice(*pair) for pair in itertools.pairwise(bounds)]
 
 
 @grouped_mm.register_fake

@@ -166,7 +166,7 @@ def test_an_interrupt_of_several_lanes_waits_for_none_of_them() -> None:
 
     places = [Place(Conditions.here(), f"e-{name}", {}) for name in "ab"]
     started = time.monotonic()
-    outcome, _ = sweep(Unruly(acts={1: "hang", 2: "hang"}), 2, places=places, tell=interrupt, silence_s=60.0)
+    outcome, _ = sweep(Unruly(acts={1: "hang", 2: "hang"}), 2, places=places, notify=interrupt, silence_s=60.0)
     assert outcome.state == "interrupted"
     assert time.monotonic() - started < 45.0
 
@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_ends_the_run_with_the_earlier_rows_intact() -> None
 
     try:
         with pytest.warns(RuntimeWarning, match="closed without compacting"):
-            outcome, frame = sweep(Unruly(), 4, tell=on_case)
+            outcome, frame = sweep(Unruly(), 4, notify=on_case)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert outcome.state == "failed"
