@@ -166,7 +166,9 @@ def test_an_interrupt_of_several_lanes_waits_for_none_of_them() -> None:
 
     places = [Place(Conditions.here(), f"e-{name}", {}) for name in "ab"]
     started = time.monotonic()
-    outcome, _ = sweep(Unruly(acts={1: "hang", 2: "hang"}), 2, places=places, notify=interrupt, silence_s=60.0)
+    outcome, _ = sweep(
+        Unruly(acts={1: "hang", 2: "hang"}), 2, places=places, notify=interrupt, silence_s=60.0
+    )
     assert outcome.state == "interrupted"
     assert time.monotonic() - started < 45.0
 
