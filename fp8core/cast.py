@@ -137,18 +137,18 @@ def cast_rows_and_columns(
     """
     fmt = as_element_format(fmt)
     check_hp(x)
-    given = without_grad(x)
-    x = given.float()
+    x = without_grad(x).float()
     magnitude, (M, K) = x.abs(), x.shape
     of_rows = magnitude.amax(1, keepdim=True) if K else x.new_zeros((M, 1))
-    of_columns = magnitude.amax(0)[:, None] if M else x.new_zeros((K, 1))
+    of_columns = magnitude.amax(0).unsqueeze(1) if M else x.new_zeros((K, 1))
     scale, scale_inv = compute_scale(torch.cat((of_rows, of_columns)), fmt, power_of_two)
-    row_scale, column_scale = scale.split((M, K))
-    row_inv, column_inv = scale_inv.split((M, K))
-    rows = cast_saturating(x * row_scale, fmt, overwrite=True, fits=True)
-    turned = x.t() * column_scale if given.dtype == torch.float32 else x.t().mul_(column_scale)
-    columns = cast_saturating(turned, fmt, overwrite=True, fits=True)
-    return (rows, row_inv), (columns, column_inv)
+    row_inv, column_inv = scale_inv.split_with_sizes((M, K))
+    if power_of_two:  # a division by the inverse is exact, and spares two views
+        rows, columns = x / row_inv, x.t() / column_inv
+    else:
+        row_scale, column_scale = scale.split_with_sizes((M, K))
+        rows, columns = x * row_scale, x.t() * column_scale
+    return (rows.to(fmt.dtype), row_inv), (columns.to(fmt.dtype), column_inv)
 
 
 def cast_with_amax(

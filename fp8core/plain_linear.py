@@ -179,6 +179,8 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
     if scale_inv.dim():  # [n, 1].t() has strides that the rowwise kernel would have to copy away
         lines, groups = scale_inv.shape
         scale_inv = scale_inv.reshape(1, lines) if groups == 1 else scale_inv.t()
+    if backend.is_fp8:
+        codes = layout.row_major(codes)  # here, where it takes two views fewer
     right = Operand(codes.t(), scale_inv, tensor_scale_inv)
     if backend.is_fp8:  # copies what does not lie along the contracted dimension
         left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)

@@ -261,11 +261,14 @@ def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
         b_codes = _pad_codes(b_codes.t(), extra_n, extra_k).t()
         if b_scale_inv.dim() and b_scale_inv.shape[1] == b.qdata.shape[1]:  # one for each column
             b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n))
-    if not is_row_major(a_codes):
-        a_codes = a_codes.clone(memory_format=torch.contiguous_format)
     if not is_column_major(b_codes):
-        b_codes = b_codes.t().clone(memory_format=torch.contiguous_format).t()
-    return Operand(a_codes, a.scale_inv), Operand(b_codes, b_scale_inv)
+        b_codes = row_major(b_codes.t()).t()
+    return Operand(row_major(a_codes), a.scale_inv), Operand(b_codes, b_scale_inv)
+
+
+def row_major(codes: torch.Tensor) -> torch.Tensor:
+    """The codes, copied if they lie otherwise."""
+    return codes if is_row_major(codes) else codes.clone(memory_format=torch.contiguous_format)
 
 
 def _pad_codes(codes: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
