@@ -119,10 +119,14 @@ class Float8Linear(nn.Linear):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """With the weight, amaxes come too or start afresh: they are those of the weight that was."""
+        """With the weight, amaxes and counts come too or start afresh: they are those of the weight that was."""
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        amaxes = self._modules.get("amaxes")
-        if isinstance(amaxes, AmaxMemory) and f"{prefix}weight" in state_dict:
+        if f"{prefix}weight" not in state_dict:
+            return
+        amaxes, passes = self._modules.get("amaxes"), self._modules.get("passes")
+        if isinstance(passes, PassCount):
+            passes.reset()
+        if isinstance(amaxes, AmaxMemory):
             if amaxes.ready and f"{prefix}amaxes.in_use" not in state_dict:
                 warnings.warn(
                     "load_state_dict dropped the amaxes of delayed or static scaling, which are those of the weights that "

@@ -55,7 +55,8 @@ class Scaled(Protocol):
 
 def transposed(x: Scaled) -> Operand:
     """The matrix transposed: views of codes and scales, as `Float8Tensor.t()` without its way through the dispatcher."""
-    return Operand(x.qdata.t(), x.scale_inv.t() if x.scale_inv.dim() else x.scale_inv)
+    scale_inv = x.scale_inv.t() if x.scale_inv.dim() else x.scale_inv
+    return Operand(x.qdata.t(), scale_inv, getattr(x, "tensor_scale_inv", None))
 
 
 def is_row_major(t: torch.Tensor) -> bool:
