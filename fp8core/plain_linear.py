@@ -179,11 +179,11 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
     if scale_inv.dim():  # [n, 1].t() has strides that the rowwise kernel would have to copy away
         lines, groups = scale_inv.shape
         scale_inv = scale_inv.reshape(1, lines) if groups == 1 else scale_inv.t()
-    if backend.is_fp8:
-        codes = layout.row_major(codes)  # here, where it takes two views fewer
-    right = Operand(codes.t(), scale_inv, tensor_scale_inv)
     if backend.is_fp8:  # copies what does not lie along the contracted dimension
-        left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
+        codes, left = layout.row_major(codes), Operand(layout.row_major(left.qdata), *left[1:])
+    right = Operand(codes.t(), scale_inv, tensor_scale_inv)
+    if backend.is_fp8 and recipe.pad_inner_dim:
+        left, right = layout.arrange(left, right, pad=True)
     dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
     result = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
     if recipe.pad_inner_dim:

@@ -252,10 +252,6 @@ def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
         The operands as `torch._scaled_mm` wants them; no copy of what already lies right.
     """
     a_codes, b_codes, b_scale_inv = a.qdata, b.qdata, b.scale_inv
-    if not pad and type(a) is type(b) is Operand:
-        rows, columns = a_codes.stride(), b_codes.stride()
-        if rows[1] == 1 and rows[0] > 1 and columns[0] == 1 and columns[1] > 1:  # spelled out: nothing to do
-            return a, b
     if pad:
         extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
         a_codes = _pad_codes(a_codes, 0, extra_k)

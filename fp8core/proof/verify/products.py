@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -188,11 +188,15 @@ def projected(matrix: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def roundings(x: torch.Tensor, dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, float64, rounded to one dtype after the other; the sum of what each moved it by)."""
-    moved = torch.zeros_like(x)
-    for dtype in dtypes:
-        before, x = x, (x if dtype == torch.float64 else x.float().to(dtype).double())
+def roundings(
+    x: torch.Tensor, dtypes: Sequence[torch.dtype], bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, float64, rounded to one dtype after the other, and with a bias once more to the last; the sum of what each moved it
+    by)."""
+    moved, steps = torch.zeros_like(x), [(dtype, x.new_zeros(())) for dtype in dtypes]
+    for dtype, more in steps if bias is None else [*steps, (dtypes[-1], bias)]:
+        before = x + more
+        x = before if dtype == torch.float64 else before.float().to(dtype).double()
         moved += (x - before).abs()
     return x, moved
 
@@ -243,16 +247,14 @@ def difference(
             if modelled is not None and not sketched and not modelled.is_whole:
                 size_of_sum.addmm_(left.abs(), right.abs())
         sizes = norms_a[of_i, None] * norms_b[None, of_j]
-        moved = roundings(want, dtypes)[1] if modelled is not None and not sketched else sizes
+        added = None if bias is None else bias[of_j].double()
+        moved = roundings(want, dtypes, added)[1] if modelled is not None and not sketched else sizes
         if sketched:  # errors of addition: eps ||a_i|| ||x_j|| of each element, R_j ||x_j|| = 1
             spread = u * u * weight[of_i, of_j] + (eps * norms_a[of_i, None]).square() * columns
             margin = 8 * (spread.sqrt() + 2.0**-22 * sizes)
         else:
             margin = u * want.abs() + eps * sizes
-        if bias is not None:
-            added = bias[of_j].double()
-            if modelled is not None:
-                moved = moved + roundings(roundings(want, dtypes)[0] + added, dtypes[-1:])[1]
+        if added is not None:
             want, hp = want + added, hp + added
             margin = margin + u * want.abs()
         size, near = want.abs(), (got - want).abs() <= margin + limits.smallest_normal
@@ -311,22 +313,28 @@ def difference(
     )
 
 
+@dataclass
 class Modelled:
     """Some columns of a product, in which what FP8 units do to its codes is modelled; norms of rows, each [M].
 
     Attributes:
         is_whole: these columns are all.
         want, apart, moved: of the product, of what the result is from it, of roundings.
+        sizes, norms: of sums of |a||b|, and of ||a_i|| ||b_j||.
         lost: of accumulation, by register.
         from_register: of what the result is from what each register makes of it.
         same_sign: by register, the cosine of accumulation and product.
-        sizes, norms: of sums of |a||b|, and of ||a_i|| ||b_j||.
     """
 
-    def __init__(self, count: int, lines: int, is_whole: bool, like: torch.Tensor) -> None:
-        self.is_whole = is_whole
-        self.want, self.apart, self.moved, self.sizes, self.norms = like.new_zeros(5, lines)
-        self.lost, self.from_register, self.same_sign = like.new_zeros(3, count, lines)
+    is_whole: bool
+    want: torch.Tensor
+    apart: torch.Tensor
+    moved: torch.Tensor
+    sizes: torch.Tensor
+    norms: torch.Tensor
+    lost: torch.Tensor
+    from_register: torch.Tensor
+    same_sign: torch.Tensor
 
     @classmethod
     def of(
@@ -346,43 +354,30 @@ class Modelled:
             picked = b.picked(at)
         if a.scale_inv is None or picked is None or not result.numel():
             return None
-        (M, K), every = a.x.shape, slice(None)
-        found = cls(len(registers), M, len(at) == result.shape[1], result.new_zeros((), dtype=torch.float64))
-        norms = picked.squares(1).sqrt()
+        (M, K), every, parts = a.x.shape, slice(None), []
+        norms, added = picked.squares(1).sqrt(), None if bias is None else bias[at].double()
         width = max(len(at) * ALIGNED_PRODUCTS, K // 16)  # of a row in `accumulate`, and of its codes
         for lines, _ in tiles(M, min(width, CHUNK // 4), CHUNK // 4):
             got = result[lines].index_select(1, at).double()
             left, right = a.values(lines, every), picked.values(every, every).t()
             product = left @ right
-            added = None if bias is None else bias[at].double()
-            limit = torch.finfo(result.dtype).max
-
-            def finished(x: torch.Tensor, added: Any = added) -> tuple[torch.Tensor, torch.Tensor]:
-                x, moved = roundings(x, dtypes)
-                if added is None:
-                    return x, moved
-                x, more = roundings(x + added, dtypes[-1:])
-                return x, moved + more
-
-            moved = finished(product)[1]
             want = product if added is None else product + added
-            clean = got.isfinite() & (want.abs() <= limit)
-
-            def norm(x: torch.Tensor, clean: torch.Tensor = clean) -> torch.Tensor:
-                return torch.where(clean, x, 0.0).norm(dim=1)
-
-            found.want[lines], found.apart[lines] = norm(want), norm(got - want)
-            found.moved[lines] = norm(moved)
-            found.sizes[lines] = norm(left.abs() @ right.abs())
-            found.norms[lines] = norm(left.norm(dim=1)[:, None] * norms)
-            for index, register in enumerate(registers):
-                summed = as_summed(a, picked, register, lines)
-                loss = summed - product
-                found.lost[index, lines] = norm(loss)
-                found.from_register[index, lines] = norm(got - finished(summed)[0])
-                both = torch.where(clean, loss * product, 0.0).sum(1).abs()
-                found.same_sign[index, lines] = both / (norm(loss) * norm(product)).clamp(min=1e-300)
-        return found
+            summed = [as_summed(a, picked, register, lines) for register in registers]
+            kinds = [
+                *(product, want, got - want, roundings(product, dtypes, added)[1]),
+                *(left.abs() @ right.abs(), left.norm(dim=1)[:, None] * norms),
+                *(total - product for total in summed),
+                *(got - roundings(total, dtypes, added)[0] for total in summed),
+            ]
+            clean = got.isfinite() & (want.abs() <= torch.finfo(result.dtype).max)
+            kept = torch.where(clean, torch.stack(kinds), 0.0)
+            along = (kept[6 : 6 + len(registers)] * kept[0]).sum(2).abs()
+            parts.append(torch.cat((kept.norm(dim=2), along)))
+        rows = torch.cat(parts, 1)
+        lost, apart, along = rows[6:].unflatten(0, (3, -1))
+        return cls(
+            len(at) == result.shape[1], *rows[1:6], lost, apart, along / (lost * rows[0]).clamp(min=1e-300)
+        )
 
     @property
     def _room(self) -> torch.Tensor:
