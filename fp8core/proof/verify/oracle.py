@@ -141,21 +141,16 @@ class TiledOperand:
         return TiledOperand(self.x[lines], scale_inv=self._along(self.scale_inv, 0, lines))
 
     def picked(self, lines: torch.Tensor) -> TiledOperand | None:
-        """Some of its lines, by index, as codes; None of what has no codes or no elements."""
+        """Some of its lines, by index; None of what has no codes or no elements."""
         if self.scale_inv is None or not self.x.numel():
             return None
-        every, inverse = slice(None), self.scale_inv
-        if inverse.shape[0] > 1:
-            inverse = inverse.index_select(0, self.blocks(inverse, 0, every).index_select(0, lines))
-        whole = self.x.index_select(0, lines)
-        if self.cast is None:
-            return TiledOperand(whole, scale_inv=inverse)
-        scale = self.scale
-        assert scale is not None
-        if scale.shape[0] > 1:
-            scale = scale.index_select(0, self.blocks(scale, 0, every).index_select(0, lines))
-        codes = TiledOperand(whole, self.cast, scale, inverse).codes(every, every)
-        return TiledOperand(codes.float().to(self.dtype), scale_inv=inverse)
+
+        def of(scale: torch.Tensor) -> torch.Tensor:
+            blocks = self.blocks(scale, 0, slice(None)).index_select(0, lines)
+            return scale if scale.shape[0] == 1 else scale.index_select(0, blocks)
+
+        scale = None if self.scale is None else of(self.scale)
+        return TiledOperand(self.x.index_select(0, lines), self.cast, scale, of(self.scale_inv))
 
     def block_along(self, K: int, other: TiledOperand) -> int:
         """Elements along the contraction for which both operands have one scale each."""
