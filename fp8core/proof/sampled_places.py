@@ -22,7 +22,7 @@ class SampledPlaces:
         samples: elements of a tensor at most; a smaller tensor is looked at as a whole.
     """
 
-    KEPT = 128  # index tensors of 8 bytes a sample
+    KEPT = 128  # of shapes, 8 bytes a sample and dimension
 
     def __init__(self, samples: int) -> None:
         self.samples = samples

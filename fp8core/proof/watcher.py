@@ -64,7 +64,7 @@ def watch(
     to 0.3 % of the CPU time of a training with steps of over 100 ms, and 1.3 to 1.8 % with steps of 10 to 14 ms
     (docs/numerics.md); never measured on a GPU. Memory on the device: about 100 bytes for each of 32,768 samples that
     wait (3 MB), or of one cast's where `samples` is larger; 72 bytes a cast until the step ends; and as long as the
-    watcher lives up to 128 tensors of places, 8 bytes a sample (4 MB).
+    watcher lives up to 128 sets of places, 8 bytes a sample and dimension (8 MB).
 
     What counts: each forward pass with its first backward pass. Of a graph that is kept for several backward passes
     (`retain_graph=True`) the later ones are left out; a microbatch that is run again after its backward pass counts twice.
