@@ -25,6 +25,7 @@ input is then long gone.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -222,21 +223,18 @@ def difference(
     """
     (M, K), N, limits = a.x.shape, b.x.shape[0], torch.finfo(result.dtype)
     u = sum(torch.finfo(dtype).eps / 2 for dtype in dtypes)
-    whole, largest, columns, weight = result, limits.max, result.shape[1], result
-    sketched = isinstance(b, Sketch)
+    modelled = Modelled.of(a, b, result, dtypes, bias, registers) if registers else None
+    largest, columns, weight, sketched = limits.max, result.shape[1], result, isinstance(b, Sketch)
     if isinstance(b, Sketch):
-        result, weight = projected(result, b.directions)
-        largest = torch.finfo(torch.float64).max
+        (result, weight), largest = projected(result, b.directions), torch.finfo(torch.float64).max
     norms_a, norms_b = (side.squares(1).sqrt() for side in (a, b))
-    modelled = Modelled.of(a, b, whole, dtypes, bias, registers) if registers else None
-    # By row: |hp|^2, |hp - cast|^2, |result - hp|^2, |result - cast|^2, |cast|^2, bounds^2, elements without a number;
-    # on FP8 units |roundings|^2, sum of |a||b| ^2
+    # By row: |hp|^2, |hp - cast|^2, |result - hp|^2, |result - cast|^2, |cast|^2, bounds^2; on FP8 units |roundings|^2; elements
+    # without a number; on FP8 units sum of |a||b| ^2
     rows = norms_a.new_zeros(9, M)
     eps = 2.0**-24 * (8 * math.sqrt(K) + 16)
     beyond = 0
-    for of_i, of_j in (
-        (slice(i, i + TILE), slice(j, j + TILE)) for i in range(0, M, TILE) for j in range(0, N, TILE)
-    ):
+    for i, j in itertools.product(range(0, M, TILE), range(0, N, TILE)):
+        of_i, of_j = slice(i, i + TILE), slice(j, j + TILE)
         got = result[of_i, of_j].double()
         want, hp, size_of_sum = norms_a.new_zeros(3, *got.shape)
         for c in range(0, K, TILE):
@@ -263,39 +261,34 @@ def difference(
         beyond += int((~right).sum())
         lost = ~got.isfinite() & hp.isfinite() & (size <= 0.99 * largest)
         clean = (size <= largest) & got.isfinite() & hp.isfinite()
-        want, hp, got, margin, moved = (torch.where(clean, t, 0.0) for t in (want, hp, got, margin, moved))
-        for row, part in zip(
-            rows,
-            (hp, hp - want, hp - got, got - want, want, margin, lost.double(), moved, size_of_sum),
-            strict=True,
-        ):
-            row[of_i] += part.square().sum(1)
+        parts = torch.stack((hp, hp - want, hp - got, got - want, want, margin, moved))
+        rows[:7, of_i] += torch.where(clean, parts, 0.0).square().sum(2)
+        rows[7, of_i] += lost.sum(1)
+        rows[8, of_i] += size_of_sum.square().sum(1)
     signal, implied, off, apart, energy, room, *_ = rows.sum(1).tolist()
     agreement_db, asked_db, unexplained = decibels(energy, apart) if apart else math.inf, -math.inf, 0
     if sketched and not beyond and M * N >= 512 and 16 * apart > room:
         beyond = 1  # each combination is inside of its bound, which is 8 times what is usual, and all are not
+    far, size, is_lost = rows[3].sqrt(), rows[4].sqrt(), rows[7] > 0
     if modelled is not None:
         if sketched:  # each of the combinations has the energy of all columns' errors; R_j ||x_j|| = 1
             rounding = u * u * weight.sum(1) * (10 ** (SKETCH_DB / 10) / 3)
             loss = 10 ** (SKETCH_DB / 20) * norms_a.nan_to_num() * math.sqrt(columns * N)
             allowed = torch.hypot(rounding.sqrt(), MARGIN * 2 * modelled.loss_of_norms() * loss)
         else:
-            allowed = rows[7].sqrt() + 2 * MARGIN * modelled.loss_of_sizes() * rows[8].sqrt()
-        allowed = allowed + 2.0**-21 * rows[4].sqrt() + limits.smallest_normal
-        wrong = (rows[3].sqrt() > allowed) | (rows[6] > 0)
-        if not sketched and modelled.is_whole:
-            wrong = rows[6] > 0
-        wrong, unexplained = wrong | modelled.beyond(), modelled.unexplained()
-        beyond = int((wrong | modelled.odd()).sum())
+            allowed = rows[6].sqrt() + 2 * MARGIN * modelled.loss_of_sizes() * rows[8].sqrt()
+        wrong = is_lost | modelled.beyond() | modelled.odd()
+        if sketched or not modelled.is_whole:
+            wrong |= far > allowed + 2.0**-21 * size + limits.smallest_normal
+        beyond, unexplained = int(wrong.sum()), modelled.unexplained()
     elif registers is None:
-        row_db = ROW_DB - (SKETCH_DB if sketched else 0)
-        near_row = 10 ** (-row_db / 20) * rows[4].sqrt()
+        near_row = 10 ** (-(ROW_DB - SKETCH_DB * sketched) / 20) * size
         slack = 2.0**-11 * norms_a.nan_to_num()
         if sketched:
             allowed = torch.hypot(near_row, slack * math.sqrt(columns * N))
         else:
             allowed = near_row + slack * norms_b.square().sum().nan_to_num().sqrt()
-        beyond, asked_db = int(((rows[3].sqrt() > allowed) | (rows[6] > 0)).sum()), AGREEMENT_DB
+        beyond, asked_db = int(((far > allowed) | is_lost).sum()), AGREEMENT_DB
     some = rows[0] > 0
     by_row = 10 * torch.log10(rows[0][some] / rows[2][some])
     exact = registers is not None and modelled is None
