@@ -104,7 +104,6 @@ def scale_and_cast(
     Raises:
         TypeError, ValueError: as `amax` and `compute_scale`.
     """
-    fmt = as_element_format(fmt)
     group_amax = amax(x, granularity, dim) if known_amax is None else known_amax
     if granularity == "1x32":
         scale_inv = mx_scale_code(group_amax, fmt, mx_mode)
@@ -135,7 +134,6 @@ def cast_rows_and_columns(
     Raises:
         TypeError, ValueError: as `scale_and_cast`.
     """
-    fmt = as_element_format(fmt)
     check_hp(x)
     x = without_grad(x).float()
     magnitude, (M, K) = x.abs(), x.shape
@@ -148,7 +146,8 @@ def cast_rows_and_columns(
     else:
         row_scale, column_scale = scale.split_with_sizes((M, K))
         rows, columns = x * row_scale, x.t() * column_scale
-    return (rows.to(fmt.dtype), row_inv), (columns.to(fmt.dtype), column_inv)
+    rows, columns = cast_saturating(rows, fmt, fits=True), cast_saturating(columns, fmt, fits=True)
+    return (rows, row_inv), (columns, column_inv)
 
 
 def cast_with_amax(

@@ -160,14 +160,7 @@ class PassCount(LayerMemory):
             gradients: they are enabled, so that the pass counts.
         """
         if self.lacking and gradients and not torch.compiler.is_compiling():
-            warnings.warn(
-                "a state dict was loaded without the count of this layer's passes: its random numbers start anew, as those "
-                "of a new run. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of "
-                "fp8core.callbacks; for initial weights reset() of the layer's `passes` says that none is meant",
-                AmaxesMissingWarning,
-                stacklevel=2,
-            )
-            self.lacking = False
+            _warn_of_missing({f"number {self.layer}": self})
         if torch.compiler.is_compiling():
             number = _next_pass(self.count) if gradients else self.count.clone()
         else:
@@ -405,22 +398,12 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     Raises:
         ValueError: at the first call, where layers of other names remember amaxes on other ranks.
     """
-    every = {name: m for name, m in model.named_modules() if isinstance(m, LayerMemory)}
+    every = _memories(model)
     named = {name: m for name, m in every.items() if isinstance(m, AmaxMemory)}
     memories = list(named.values())
-    _warn_of_shared_draws(every)
     lacking = {name: m for name, m in every.items() if m.lacking}
     if lacking:
-        warnings.warn(
-            f"a state dict was loaded without the amaxes of {len(lacking)} layers, the first is {next(iter(lacking))!r}: their "
-            "scales start anew, as dynamic ones, and counts of passes at 0. A resumed run needs "
-            "load_amax_state_dict(model, state) after it, or a callback of fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none are "
-            "meant",
-            AmaxesMissingWarning,
-            stacklevel=2,
-        )
-        for lacks in lacking.values():
-            lacks.lacking = False
+        _warn_of_missing(lacking)
     if memories and dist.is_available() and dist.is_initialized():
         if not memories[0].compared:
             _compare_names(named, group)
@@ -436,6 +419,20 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         mark_ready(*memories)
     return len(memories)
+
+
+def _warn_of_missing(lacking: Mapping[str, LayerMemory]) -> None:
+    """Once after a load."""
+    warnings.warn(
+        f"a state dict was loaded without the amaxes, or counts of passes, of {len(lacking)} layers, the first is {next(iter(lacking))}: their scales "
+        "start anew, as dynamic ones, and counts of passes at 0. A resumed run needs load_amax_state_dict(model, state) after it, or "
+        "a callback of fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none "
+        "are meant",
+        AmaxesMissingWarning,
+        stacklevel=3,
+    )
+    for memory in lacking.values():
+        memory.lacking = False
 
 
 def amax_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:

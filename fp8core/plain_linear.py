@@ -175,19 +175,22 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
             )
         return left @ right.t().to(left.dtype)
     backend = KNOWN.get(recipe.backend) or backend_named(recipe.backend)
+    columns = right.qdata.shape[0]
+    if backend.is_fp8 and recipe.pad_inner_dim:
+        left, right = layout.padded(left, right)
     codes, scale_inv, tensor_scale_inv = right
     if scale_inv.dim():  # [n, 1].t() has strides that the rowwise kernel would have to copy away
         lines, groups = scale_inv.shape
         scale_inv = scale_inv.reshape(1, lines) if groups == 1 else scale_inv.t()
-    if backend.is_fp8:  # copies what does not lie along the contracted dimension
+    (rows, along), (left_rows, left_along) = codes.stride(), left.qdata.stride()
+    # Copies what does not lie along the contracted dimension
+    if backend.is_fp8 and not (along == left_along == 1 and rows > 1 and left_rows > 1):
         codes, left = layout.row_major(codes), Operand(layout.row_major(left.qdata), *left[1:])
     right = Operand(codes.t(), scale_inv, tensor_scale_inv)
-    if backend.is_fp8 and recipe.pad_inner_dim:
-        left, right = layout.arrange(left, right, pad=True)
     dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
     result = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
     if recipe.pad_inner_dim:
-        result = result[:, : codes.shape[0]]
+        result = result[:, :columns]
     return result if result.dtype == out_dtype else result.to(out_dtype)
 
 

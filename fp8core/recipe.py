@@ -64,14 +64,14 @@ _OF_FOUR_BITS: tuple[Granularity, ...] = ("1x16", "16x16", "1x32")
 
 def _set_fields(self: Any, state: Sequence[object]) -> None:
     """Take the fields of a pickle, which are stored by place: those of another version would land in others."""
-    names = [each.name for each in fields(self)]
-    if len(state) != len(names):
+    every = fields(self)
+    if len(state) != len(every):
         raise ValueError(
-            f"a pickled {type(self).__name__} has {len(state)} fields; expected {len(names)}: another version of fp8core made it. "
+            f"a pickled {type(self).__name__} has {len(state)} fields; expected {len(every)}: another version of fp8core made it. "
             "Load the model there, save its state_dict(), and load that into a model that was converted here"
         )
-    for name, value in zip(names, state, strict=True):
-        object.__setattr__(self, name, value)
+    for each, value in zip(every, state, strict=True):
+        object.__setattr__(self, each.name, value)
 
 
 @dataclass(frozen=True, slots=True)

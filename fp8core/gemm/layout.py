@@ -65,12 +65,6 @@ def is_row_major(t: torch.Tensor) -> bool:
     return (columns == 1 and rows > 1) or 0 in t.shape
 
 
-def is_column_major(t: torch.Tensor) -> bool:
-    """True if neighbours in a column of the matrix are neighbours in memory."""
-    rows, columns = t.stride()
-    return (rows == 1 and columns > 1) or 0 in t.shape
-
-
 def granularity_of(
     a: torch.Size,
     b: torch.Size,
@@ -227,11 +221,16 @@ def way_out(nearest: str) -> str:
 
 def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Why these codes cannot be multiplied as they lie in memory; None if they can."""
+    rows, columns = a.stride(), b.stride()
+    if (
+        rows[1] == columns[0] == 1 and rows[0] > 1 and columns[1] > 1
+    ):  # spelled out: it is asked three times a step
+        return None
     if not is_row_major(a):
         return (
             f"A must be row-major, got shape {tuple(a.shape)} with strides {a.stride()}; use a.contiguous()"
         )
-    if not is_column_major(b):
+    if not is_row_major(b.t()):
         return (
             f"B must be column-major, got shape {tuple(b.shape)} with strides {b.stride()}; "
             "use b.t().contiguous().t()"
@@ -239,33 +238,25 @@ def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     return None
 
 
-def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
-    """Copies where needed, so that A lies row-major and B column-major; optionally pads K and N.
+def padded(left: Operand, right: Operand) -> tuple[Operand, Operand]:
+    """Lines [m, k] and [n, k] whose k and n are filled up to multiples of 16 with code 0, which is zero in every format.
 
-    Args:
-        a: [M, K] with its scale.
-        b: [K, N] with its scale.
-        pad: fill K and N up to multiples of 16 with code 0, which is zero in every format. The product's
-            first N columns are unchanged, bit for bit; the rest is zero.
-
-    Returns:
-        The operands as `torch._scaled_mm` wants them; no copy of what already lies right.
+    The first n columns of left @ right.t() are unchanged, bit for bit; the rest is zero.
     """
-    a_codes, b_codes, b_scale_inv = a.qdata, b.qdata, b.scale_inv
-    if pad:
-        extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
-        a_codes = _pad_codes(a_codes, 0, extra_k)
-        b_codes = _pad_codes(b_codes.t(), extra_n, extra_k).t()
-        if b_scale_inv.dim() and b_scale_inv.shape[1] == b.qdata.shape[1]:  # one for each column
-            b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n))
-    if not is_column_major(b_codes):
-        b_codes = row_major(b_codes.t()).t()
-    return Operand(row_major(a_codes), a.scale_inv), Operand(b_codes, b_scale_inv)
+    (n, k), scale_inv = right.qdata.shape, right.scale_inv
+    if scale_inv.dim() and scale_inv.shape[0] == n:  # one for each line
+        scale_inv = nn.functional.pad(scale_inv, (0, 0, 0, -n % MULTIPLE))
+    codes, codes_right = (
+        _pad_codes(left.qdata, 0, -k % MULTIPLE),
+        _pad_codes(right.qdata, -n % MULTIPLE, -k % MULTIPLE),
+    )
+    return Operand(codes, left.scale_inv), Operand(codes_right, scale_inv)
 
 
 def row_major(codes: torch.Tensor) -> torch.Tensor:
     """The codes, copied if they lie otherwise."""
-    return codes if is_row_major(codes) else codes.clone(memory_format=torch.contiguous_format)
+    rows, columns = codes.stride()
+    return codes if columns == 1 < rows else codes.clone(memory_format=torch.contiguous_format)
 
 
 def _pad_codes(codes: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
