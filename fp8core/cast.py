@@ -116,38 +116,43 @@ def scale_and_cast(
     return cast_saturating(scaled_f32(x, scale), fmt, overwrite=True, fits=fits), scale_inv
 
 
-def cast_rows_and_columns(
-    x: torch.Tensor, fmt: Format | torch.dtype | str, *, power_of_two: bool = False
-) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """`scale_and_cast` of a matrix, "rowwise", and of its transpose; the same bits in fewer operators.
+def cast_rowwise(
+    x: torch.Tensor, fmt: Format | torch.dtype | str, dims: tuple[int, ...], *, power_of_two: bool = False
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """`scale_and_cast` of a matrix, "rowwise", along one dimension or both, as lines; the same bits in fewer operators.
 
     All scales are computed together, since in eager mode an operator on a hundred numbers costs what its dispatch costs.
 
     Args:
         x: float32, bfloat16 or float16 [M, K], any layout.
         fmt: the target format.
+        dims: contracted ones: 1, 0 or both.
         power_of_two: round scales down to powers of two.
 
     Returns:
-        ((codes [M, K], scale_inv [M, 1]), (codes [K, M], scale_inv [K, 1])), codes in memory as x is.
+        Of each: codes [M, K] and scale_inv [M, 1] for 1, codes [K, M] and scale_inv [K, 1] for 0; codes in memory as x is.
 
     Raises:
         TypeError, ValueError: as `scale_and_cast`.
     """
     check_hp(x)
     x = without_grad(x).float()
-    magnitude, (M, K) = x.abs(), x.shape
-    of_rows = magnitude.amax(1, keepdim=True) if K else x.new_zeros((M, 1))
-    of_columns = magnitude.amax(0).unsqueeze(1) if M else x.new_zeros((K, 1))
-    scale, scale_inv = compute_scale(torch.cat((of_rows, of_columns)), fmt, power_of_two)
-    row_inv, column_inv = scale_inv.split_with_sizes((M, K))
-    if power_of_two:  # a division by the inverse is exact, and spares two views
-        rows, columns = x / row_inv, x.t() / column_inv
-    else:
-        row_scale, column_scale = scale.split_with_sizes((M, K))
-        rows, columns = x * row_scale, x.t() * column_scale
-    rows, columns = cast_saturating(rows, fmt, fits=True), cast_saturating(columns, fmt, fits=True)
-    return (rows, row_inv), (columns, column_inv)
+    magnitude, amaxes, lines = x.abs(), [], []
+    for dim in dims:
+        side = magnitude if dim else magnitude.t()
+        amaxes.append(side.amax(1, keepdim=True) if side.numel() else side.new_zeros((side.shape[0], 1)))
+    scales = compute_scale(torch.cat(amaxes) if len(dims) > 1 else amaxes[0], fmt, power_of_two)
+    # A division by the inverse of a power of two is exact, and spares views of scales
+    factors, inverses = scales[power_of_two:][:1], scales[1:]
+    if len(dims) > 1:
+        sizes = [len(of_lines) for of_lines in amaxes]
+        inverses = scales[1].split_with_sizes(sizes)
+        factors = inverses if power_of_two else scales[0].split_with_sizes(sizes)
+    for dim, factor, scale_inv in zip(dims, factors, inverses, strict=True):
+        side = x if dim else x.t()
+        scaled = side / factor if power_of_two else side * factor
+        lines.append((cast_saturating(scaled, fmt, fits=True), scale_inv))
+    return lines
 
 
 def cast_with_amax(

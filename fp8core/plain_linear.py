@@ -125,6 +125,8 @@ def cast_lines(
         return x if dim == 1 else x.t()
     if cast.is_four_bit:
         return four_bits.quantize_lines(x, cast, dim, draws)
+    if cast.granularity == "rowwise" and not torch.compiler.is_compiling():
+        return Operand(*casts.cast_rowwise(x, cast.format, (dim,), power_of_two=cast.power_of_two)[0])
     codes, scale_inv = casts.scale_and_cast(
         x,
         cast.format,
@@ -157,7 +159,7 @@ def cast_both_ways(
             assert isinstance(lines, Operand)
             return lines, transposed(lines)
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
-            rows, columns = casts.cast_rows_and_columns(x, along_1.format, power_of_two=along_1.power_of_two)
+            rows, columns = casts.cast_rowwise(x, along_1.format, (1, 0), power_of_two=along_1.power_of_two)
             return Operand(*rows), Operand(*columns)
     return cast_lines(x, along_1, 1), cast_lines(x, along_0, 0)
 
