@@ -141,13 +141,11 @@ def cast_rowwise(
     for dim in dims:
         side = magnitude if dim else magnitude.t()
         amaxes.append(side.amax(1, keepdim=True) if side.numel() else side.new_zeros((side.shape[0], 1)))
-    scales = compute_scale(torch.cat(amaxes) if len(dims) > 1 else amaxes[0], fmt, power_of_two)
+    both, sizes = len(dims) > 1, [of_lines.shape[0] for of_lines in amaxes]
+    scale, scale_inv = compute_scale(torch.cat(amaxes) if both else amaxes[0], fmt, power_of_two)
+    inverses = scale_inv.split_with_sizes(sizes) if both else (scale_inv,)
     # A division by the inverse of a power of two is exact, and spares views of scales
-    factors, inverses = scales[power_of_two:][:1], scales[1:]
-    if len(dims) > 1:
-        sizes = [len(of_lines) for of_lines in amaxes]
-        inverses = scales[1].split_with_sizes(sizes)
-        factors = inverses if power_of_two else scales[0].split_with_sizes(sizes)
+    factors = inverses if power_of_two else scale.split_with_sizes(sizes) if both else (scale,)
     for dim, factor, scale_inv in zip(dims, factors, inverses, strict=True):
         side = x if dim else x.t()
         scaled = side / factor if power_of_two else side * factor

@@ -128,7 +128,7 @@ class Sketch(TiledOperand):
         columns, at: some columns of the input as they were cast, and which.
     """
 
-    columns: TiledOperand | None = field(kw_only=True)
+    columns: TiledOperand = field(kw_only=True)
     at: torch.Tensor = field(kw_only=True)
     as_cast: torch.Tensor = field(kw_only=True)
     directions: torch.Tensor = field(kw_only=True)
@@ -152,7 +152,7 @@ class Sketch(TiledOperand):
             as_cast=as_cast.float(),
             directions=directions,
             input_digest=operand.digest,
-            columns=operand.picked(at),
+            columns=operand.part(at),
             at=at,
         )
 
@@ -344,10 +344,10 @@ class Modelled:
             at, picked = b.at, b.columns
         else:
             at = _spread(len(b.x), MODELLED, b.x.device)
-            picked = b.picked(at)
-        if a.scale_inv is None or picked is None or not result.numel():
-            return None
+            picked = b.part(at)
         (M, K), every, parts = a.x.shape, slice(None), []
+        if a.scale_inv is None or picked.scale_inv is None or not (K and result.numel()):
+            return None
         norms, added = picked.squares(1).sqrt(), None if bias is None else bias[at].double()
         width = max(len(at) * ALIGNED_PRODUCTS, K // 16)  # of a row in `accumulate`, and of its codes
         for lines, _ in tiles(M, min(width, CHUNK // 4), CHUNK // 4):
@@ -366,11 +366,11 @@ class Modelled:
             kept = torch.where(clean, torch.stack(kinds), 0.0)
             along = (kept[6 : 6 + len(registers)] * kept[0]).sum(2).abs()
             parts.append(torch.cat((kept.norm(dim=2), along)))
-        rows = torch.cat(parts, 1)
-        lost, apart, along = rows[6:].unflatten(0, (3, -1))
-        return cls(
-            len(at) == result.shape[1], *rows[1:6], lost, apart, along / (lost * rows[0]).clamp(min=1e-300)
-        )
+        product, want, apart, moved, sizes, lengths, *of_registers = torch.cat(parts, 1)
+        lost, from_register, along = torch.stack(of_registers).unflatten(0, (3, -1))
+        same_sign = along / (lost * product).clamp(min=1e-300)
+        whole = len(at) == result.shape[1]
+        return cls(whole, want, apart, moved, sizes, lengths, lost, from_register, same_sign)
 
     @property
     def _room(self) -> torch.Tensor:
