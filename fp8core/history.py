@@ -86,17 +86,9 @@ class LayerMemory(nn.Module):
             setattr(self, name, buffer.to(fn(buffer).device))
         return self
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Takes its buffers of a checkpoint where it has them, in their own dtype whatever that of the checkpoint and `assign`."""
+        *_, missing_keys, _, error_msgs = args  # as nn.Module has them
         found = {name: state_dict[prefix + name] for name in self.SAVED if prefix + name in state_dict}
         self.lacking = not found and not self._is_known()
         for name in self.SAVED if found else ():
@@ -486,26 +478,20 @@ def load_amax_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor], st
 
 
 def _memories(model: nn.Module) -> dict[str, LayerMemory]:
-    """By prefix of their keys, without the names of wrappers, which checkpoints leave out too."""
-    found = {}
+    """By prefix of their keys, without the names of wrappers, which checkpoints leave out too; warns of random numbers with one
+    address."""
+    found: dict[str, LayerMemory] = {}
+    layers: dict[int, str] = {}
     for fqn, memory in model.named_modules():
         if isinstance(memory, LayerMemory):
             for wrapper in (_COMPILED, "_checkpoint_wrapped_module."):
                 fqn = fqn.replace(wrapper, "")
             found[f"{fqn}." if fqn else ""] = memory
-    _warn_of_shared_draws(found)
+            if isinstance(memory, PassCount) and (first := layers.setdefault(memory.layer, fqn)) != fqn:
+                warnings.warn(
+                    f"{first} and {fqn} round stochastically by the same random numbers: layers that have no name, or were converted "
+                    "one by one under the same; convert the whole model at once, or call belongs_to(name) of each",
+                    SharedDrawsWarning,
+                    stacklevel=3,
+                )
     return found
-
-
-def _warn_of_shared_draws(memories: Mapping[str, LayerMemory]) -> None:
-    """Name layers of a model whose random numbers have the same address."""
-    layers: dict[int, str] = {}
-    for name, memory in memories.items():
-        if isinstance(memory, PassCount) and (first := layers.setdefault(memory.layer, name)) != name:
-            warnings.warn(
-                f"{first} and {name} round stochastically by the same random numbers: layers that have no name, or were converted "
-                "one by one under the same; convert the whole model at once, or call belongs_to(name) of each",
-                SharedDrawsWarning,
-                stacklevel=3,
-            )
-            return
