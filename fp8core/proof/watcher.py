@@ -113,6 +113,12 @@ class Watcher:
     A copy (deepcopy or pickle, also of a model that holds its watcher) is closed, and says so.
     """
 
+    latest: tuple[CastRecord, ...] = ()
+    problem = ""
+    _every = 1
+    _sink: Sink | None = None
+    _is_copy = False
+
     def __init__(
         self, model: nn.Module, every: int, to: Any, samples: int, first_step: int, eager_steps: bool
     ) -> None:
@@ -127,16 +133,14 @@ class Watcher:
             check_type(name, value, int)
             if value < least:
                 raise ValueError(f"{name}={value}: expected a whole number of at least {least}")
-        self.latest: tuple[CastRecord, ...] = ()
-        self.steps, self.problem = first_step, ""
+        self.steps = first_step
         self._model, self._every, self._eager_steps = model, every, eager_steps
-        self._is_copy = False
         self._warned: set[str] = set()
         obstacle = self._obstacle()
         if obstacle:
             raise ValueError(obstacle)
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        self._sink: Sink | None = sink_of(to, self._rank)
+        self._sink = sink_of(to, self._rank)
         self._on = _On(samples)
         weakref.finalize(self, _dropped, self._on)
         self._hold()
@@ -249,12 +253,11 @@ class Watcher:
 def _closed_copy(steps: int) -> Watcher:
     """What a copy of a watcher is: the records, the sink and the layers are the original's."""
     result = Watcher.__new__(Watcher)
-    result.latest, result.steps = (), steps
     result.problem = (
         "this is a copy of a watcher, and records nothing; call watch(model) for a model of its own"
     )
-    result._on, result._sink, result._warned = _On(1), None, set()
-    result._every, result._is_copy, result._on.was_stepped = 1, True, True
+    result.steps, result._on, result._warned, result._is_copy = steps, _On(1), set(), True
+    result._on.was_stepped = True
     return result
 
 
