@@ -184,9 +184,8 @@ def compute_scale(
         return scale, scale.double().reciprocal().float()
     # The same bits in fewer operators; a zero of either sign is below the floor
     scale = _LARGEST[fmt.dtype, power_of_two] / amax.clamp_min(AMAX_FLOOR)
-    if (
-        power_of_two
-    ):  # half a scale is fraction * 2**e, and fraction, in [0.5, 1), divided by it is 2**-e: exact; NaN stays
+    if power_of_two:
+        # Half a scale is fraction * 2**e, and the fraction, in [0.5, 1), divided by that is 2**-e: exact; NaN stays
         scale_inv = torch.frexp(scale)[0].clamp_min_(0.5).div_(scale)
         return scale_inv.reciprocal(), scale_inv
     return scale, scale.reciprocal()

@@ -222,9 +222,8 @@ def way_out(nearest: str) -> str:
 def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Why these codes cannot be multiplied as they lie in memory; None if they can."""
     rows, columns = a.stride(), b.stride()
-    if (
-        rows[1] == columns[0] == 1 and rows[0] > 1 and columns[1] > 1
-    ):  # spelled out: it is asked three times a step
+    # Spelled out: it is asked three times a step
+    if rows[1] == columns[0] == 1 and rows[0] > 1 and columns[1] > 1:
         return None
     if not is_row_major(a):
         return (
@@ -244,13 +243,11 @@ def padded(left: Operand, right: Operand) -> tuple[Operand, Operand]:
     The first n columns of left @ right.t() are unchanged, bit for bit; the rest is zero.
     """
     (n, k), scale_inv = right.qdata.shape, right.scale_inv
+    more_n, more_k = -n % MULTIPLE, -k % MULTIPLE
     if scale_inv.dim() and scale_inv.shape[0] == n:  # one for each line
-        scale_inv = nn.functional.pad(scale_inv, (0, 0, 0, -n % MULTIPLE))
-    codes, codes_right = (
-        _pad_codes(left.qdata, 0, -k % MULTIPLE),
-        _pad_codes(right.qdata, -n % MULTIPLE, -k % MULTIPLE),
-    )
-    return Operand(codes, left.scale_inv), Operand(codes_right, scale_inv)
+        scale_inv = nn.functional.pad(scale_inv, (0, 0, 0, more_n))
+    left = Operand(_pad_codes(left.qdata, 0, more_k), left.scale_inv)
+    return left, Operand(_pad_codes(right.qdata, more_n, more_k), scale_inv)
 
 
 def row_major(codes: torch.Tensor) -> torch.Tensor:
