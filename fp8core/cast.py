@@ -137,6 +137,8 @@ def cast_rowwise(
     """
     check_hp(x)
     x = without_grad(x).float()
+    # Not `linalg.vector_norm`, one operator for two, nor codes converted into their final layout, which spares a copy: on a CPU
+    # (torch 2.13) they take ten and four times as long at 1024 x 1024, and no less at 16 x 16
     magnitude, amaxes, lines = x.abs(), [], []
     for dim in dims:
         side = magnitude if dim else magnitude.t()
