@@ -36,7 +36,13 @@ from fp8core.experts.moe import GroupedMatmul, convert_experts_to_float8, dense_
 from fp8core.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0FNU, FORMATS, Format
 from fp8core.gemm import BACKENDS, scaled_mm
 from fp8core.high_precision import convert_to_high_precision
-from fp8core.history import AmaxesMissingWarning, amax_state_dict, load_amax_state_dict, update_scales
+from fp8core.history import (
+    AmaxesMissingWarning,
+    SharedDrawsWarning,
+    amax_state_dict,
+    load_amax_state_dict,
+    update_scales,
+)
 from fp8core.inputs.microbatch import microbatches
 from fp8core.inputs.shared_input import CastInput, cast_input
 from fp8core.linear import Float8Linear, scaled_linear
@@ -109,6 +115,7 @@ __all__ = [
     "Recipe",
     "ScalingGranularity",
     "ScalingType",
+    "SharedDrawsWarning",
     "StepProof",
     "SwiGLU",
     "WaitedRowwiseParallel",

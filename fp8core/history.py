@@ -18,7 +18,8 @@ number of its forward pass, and the operand. Each pass with gradients takes the 
 a recomputation in eager mode takes none, and a pass without gradients leaves no trace. So a run repeats bit for bit.
 
 Amaxes and counts belong to a training run, not to a model: `state_dict()` of a model holds none, so that it loads strictly into
-the plain model and back. `amax_state_dict` and `load_amax_state_dict` save and load them.
+the plain model and back, and a layer whose weight is loaded starts anew. `amax_state_dict` and `load_amax_state_dict` save and load
+them.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ if TYPE_CHECKING:
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign, which a NaN can have
 ROLES: tuple[str, ...] = ("input", "weight", "grad_output")
 _IN_FORWARD = -1  # id of no graph task
+_MOST_PASSES = 2**32 - 1  # beyond it numbers come again, see `fp8core.philox`
 _COMPILED = "_orig_mod."  # torch.compile(module) puts it into the names of what it wraps
 
 
 class AmaxesMissingWarning(UserWarning):
     """A state dict was loaded without the amaxes of delayed or static scaling."""
+
+
+class SharedDrawsWarning(UserWarning):
+    """Layers of one model round stochastically by the same random numbers."""
 
 
 class LayerMemory(nn.Module):
@@ -80,17 +86,9 @@ class LayerMemory(nn.Module):
             setattr(self, name, buffer.to(fn(buffer).device))
         return self
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Takes its buffers of a checkpoint where it has them, in their own dtype whatever that of the checkpoint and `assign`."""
+        *_, missing_keys, _, error_msgs = args  # as nn.Module has them
         found = {name: state_dict[prefix + name] for name in self.SAVED if prefix + name in state_dict}
         self.lacking = not found and not self._is_known()
         for name in self.SAVED if found else ():
@@ -103,9 +101,13 @@ class LayerMemory(nn.Module):
                     "has another length than the checkpoint's"
                 )
             else:
+                self._check(prefix + name, value)
                 buffer.copy_(value)
         if found:
             self._has_loaded()
+
+    def _check(self, key: str, value: torch.Tensor) -> None:
+        """Refuses what no run has saved, before it is taken."""
 
     def _is_known(self) -> bool:
         """Whether there is something to go on by without a checkpoint."""
@@ -132,6 +134,12 @@ class PassCount(LayerMemory):
         with torch.inference_mode(False):
             self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
 
+    def _check(self, key: str, value: torch.Tensor) -> None:
+        if value.is_floating_point() or not 0 <= int(value) <= _MOST_PASSES:
+            raise ValueError(
+                f"{key} is {value.item()}; expected a whole number from 0, below 2**32: the count that amax_state_dict saved"
+            )
+
     def belongs_to(self, fqn: str) -> None:
         """Takes the name of its layer."""
         self.layer = zlib.crc32(fqn.encode())
@@ -144,14 +152,7 @@ class PassCount(LayerMemory):
             gradients: they are enabled, so that the pass counts.
         """
         if self.lacking and gradients and not torch.compiler.is_compiling():
-            warnings.warn(
-                "a state dict was loaded without the count of this layer's passes: its random numbers go on as if nothing "
-                "was loaded. A resumed run needs load_amax_state_dict(model, state) after it, or a callback of "
-                "fp8core.callbacks; for initial weights reset() of the layer's `passes` says that none is meant",
-                AmaxesMissingWarning,
-                stacklevel=2,
-            )
-            self.lacking = False
+            _warn_of_missing({f"number {self.layer}": self})
         if torch.compiler.is_compiling():
             number = _next_pass(self.count) if gradients else self.count.clone()
         else:
@@ -389,20 +390,12 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     Raises:
         ValueError: at the first call, where layers of other names remember amaxes on other ranks.
     """
-    named = {name: m for name, m in model.named_modules() if isinstance(m, AmaxMemory)}
+    every = _memories(model)
+    named = {name: m for name, m in every.items() if isinstance(m, AmaxMemory)}
     memories = list(named.values())
-    lacking = {n: m for n, m in model.named_modules() if isinstance(m, LayerMemory) and m.lacking}
+    lacking = {name: m for name, m in every.items() if m.lacking}
     if lacking:
-        warnings.warn(
-            f"a state dict was loaded without the amaxes of {len(lacking)} layers, the first is {next(iter(lacking))!r}: their "
-            "scales start anew, as dynamic ones, and counts of passes at 0. A resumed run needs "
-            "load_amax_state_dict(model, state) after it, or a callback of fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none are "
-            "meant",
-            AmaxesMissingWarning,
-            stacklevel=2,
-        )
-        for lacks in lacking.values():
-            lacks.lacking = False
+        _warn_of_missing(lacking)
     if memories and dist.is_available() and dist.is_initialized():
         if not memories[0].compared:
             _compare_names(named, group)
@@ -418,6 +411,20 @@ def update_scales(model: nn.Module, group: dist.ProcessGroup | None = None) -> i
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         mark_ready(*memories)
     return len(memories)
+
+
+def _warn_of_missing(lacking: Mapping[str, LayerMemory]) -> None:
+    """Once after a load."""
+    warnings.warn(
+        f"a state dict was loaded without the amaxes, or counts of passes, of {len(lacking)} layers, the first is {next(iter(lacking))}: their scales "
+        "start anew, as dynamic ones, and counts of passes at 0. A resumed run needs load_amax_state_dict(model, state) after it, or "
+        "a callback of fp8core.callbacks, which saves and loads them; for initial weights reset() of the memories says that none "
+        "are meant",
+        AmaxesMissingWarning,
+        stacklevel=3,
+    )
+    for memory in lacking.values():
+        memory.lacking = False
 
 
 def amax_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -453,7 +460,7 @@ def load_amax_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor], st
 
     Raises:
         RuntimeError: keys that are missing or not expected, or another shape, as `load_state_dict` reports them.
-        ValueError: amaxes that are negative, Inf or NaN.
+        ValueError: amaxes that are negative, Inf or NaN; a count that is no whole number from 0, below 2**32.
     """
     memories = _memories(model)
     expected = [prefix + name for prefix, memory in memories.items() for name in memory.SAVED]
@@ -471,11 +478,20 @@ def load_amax_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor], st
 
 
 def _memories(model: nn.Module) -> dict[str, LayerMemory]:
-    """By prefix of their keys, without the names of wrappers, which checkpoints leave out too."""
-    found = {}
+    """By prefix of their keys, without the names of wrappers, which checkpoints leave out too; warns of random numbers with one
+    address."""
+    found: dict[str, LayerMemory] = {}
+    layers: dict[int, str] = {}
     for fqn, memory in model.named_modules():
         if isinstance(memory, LayerMemory):
             for wrapper in (_COMPILED, "_checkpoint_wrapped_module."):
                 fqn = fqn.replace(wrapper, "")
             found[f"{fqn}." if fqn else ""] = memory
+            if isinstance(memory, PassCount) and (first := layers.setdefault(memory.layer, fqn)) != fqn:
+                warnings.warn(
+                    f"{first} and {fqn} round stochastically by the same random numbers: layers that have no name, or were converted "
+                    "one by one under the same; convert the whole model at once, or call belongs_to(name) of each",
+                    SharedDrawsWarning,
+                    stacklevel=3,
+                )
     return found

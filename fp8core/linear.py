@@ -112,24 +112,24 @@ class Float8Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Initialise as nn.Linear does, a layer that was made on "meta" too; amaxes start afresh."""
         super().reset_parameters()
-        for memory in (self._modules.get("amaxes"), self._modules.get("passes")):
+        for memory in self.children():
             if isinstance(memory, LayerMemory):
                 memory.reset()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """With the weight, amaxes come too or start afresh: they are those of the weight that was."""
+        """With the weight, amaxes and counts come too or start afresh: they are those of the weight that was."""
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        amaxes = self._modules.get("amaxes")
-        if isinstance(amaxes, AmaxMemory) and f"{prefix}weight" in state_dict:
-            if amaxes.ready and f"{prefix}amaxes.in_use" not in state_dict:
+        for memory in self.children() if f"{prefix}weight" in state_dict else ():
+            if isinstance(memory, AmaxMemory) and memory.ready and f"{prefix}amaxes.in_use" not in state_dict:
                 warnings.warn(
                     "load_state_dict dropped the amaxes of delayed or static scaling, which are those of the weights that "
                     "were; to keep them, take amax_state_dict(model) before, and load_amax_state_dict(model, it) after",
                     stacklevel=2,
                 )
-            amaxes.reset(self.weight.device)
+            if isinstance(memory, LayerMemory):
+                memory.reset(self.weight.device)
 
     @classmethod
     def from_float(

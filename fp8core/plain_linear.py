@@ -125,6 +125,8 @@ def cast_lines(
         return x if dim == 1 else x.t()
     if cast.is_four_bit:
         return four_bits.quantize_lines(x, cast, dim, draws)
+    if cast.granularity == "rowwise" and not torch.compiler.is_compiling():
+        return Operand(*casts.cast_rowwise(x, cast.format, (dim,), power_of_two=cast.power_of_two)[0])
     codes, scale_inv = casts.scale_and_cast(
         x,
         cast.format,
@@ -157,7 +159,7 @@ def cast_both_ways(
             assert isinstance(lines, Operand)
             return lines, transposed(lines)
         if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
-            rows, columns = casts.cast_rows_and_columns(x, along_1.format, power_of_two=along_1.power_of_two)
+            rows, columns = casts.cast_rowwise(x, along_1.format, (1, 0), power_of_two=along_1.power_of_two)
             return Operand(*rows), Operand(*columns)
     return cast_lines(x, along_1, 1), cast_lines(x, along_0, 0)
 
@@ -175,17 +177,22 @@ def product(left: Lines, right: Lines, gemm: Gemm, recipe: Recipe, out_dtype: to
             )
         return left @ right.t().to(left.dtype)
     backend = KNOWN.get(recipe.backend) or backend_named(recipe.backend)
+    columns = right.qdata.shape[0]
+    if backend.is_fp8 and recipe.pad_inner_dim:
+        left, right = layout.padded(left, right)
     codes, scale_inv, tensor_scale_inv = right
     if scale_inv.dim():  # [n, 1].t() has strides that the rowwise kernel would have to copy away
         lines, groups = scale_inv.shape
         scale_inv = scale_inv.reshape(1, lines) if groups == 1 else scale_inv.t()
+    (rows, along), (left_rows, left_along) = codes.stride(), left.qdata.stride()
+    # Copies what does not lie along the contracted dimension
+    if backend.is_fp8 and not (along == left_along == 1 and rows > 1 and left_rows > 1):
+        codes, left = layout.row_major(codes), Operand(layout.row_major(left.qdata), *left[1:])
     right = Operand(codes.t(), scale_inv, tensor_scale_inv)
-    if backend.is_fp8:  # copies what does not lie along the contracted dimension
-        left, right = layout.arrange(left, right, pad=recipe.pad_inner_dim)
     dtype = torch.bfloat16 if gemm.granularity in backend.bf16_only else out_dtype
     result = scaled_mm(left, right, dtype, gemm.fast_accum, recipe.backend)
     if recipe.pad_inner_dim:
-        result = result[:, : codes.shape[0]]
+        result = result[:, :columns]
     return result if result.dtype == out_dtype else result.to(out_dtype)
 
 

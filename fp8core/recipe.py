@@ -26,8 +26,8 @@ recipe, add a literal to `RECIPES`; from outside the tree, an entry point of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fp8core.arguments import check_known
 from fp8core.extensions import ExtensionTable, of_type
@@ -38,6 +38,9 @@ from fp8core.scaling import GRANULARITIES as GRANULARITIES
 from fp8core.scaling import MX_MODES as MX_MODES
 from fp8core.scaling import Granularity as Granularity
 from fp8core.scaling import MxMode as MxMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Scaling = Literal["dynamic", "delayed", "static"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
@@ -59,6 +62,18 @@ _FAMILIES: tuple[frozenset[str], ...] = (
 _OF_FOUR_BITS: tuple[Granularity, ...] = ("1x16", "16x16", "1x32")
 
 
+def _set_fields(self: Any, state: Sequence[object]) -> None:
+    """Take the fields of a pickle, which are stored by place: those of another version would land in others."""
+    every = fields(self)
+    if len(state) != len(every):
+        raise ValueError(
+            f"a pickled {type(self).__name__} has {len(state)} fields; expected {len(every)}: another version of fp8core made it. "
+            "Load the model there, save its state_dict(), and load that into a model that was converted here"
+        )
+    for each, value in zip(every, state, strict=True):
+        object.__setattr__(self, each.name, value)
+
+
 @dataclass(frozen=True, slots=True)
 class AmaxHistory:
     """How delayed scaling turns the amax of earlier steps into a scale.
@@ -71,6 +86,8 @@ class AmaxHistory:
         algorithm: "max" over the history, or "most_recent".
         margin: binades left free above amax, against a tensor that grows.
     """
+
+    __setstate__ = _set_fields
 
     length: int = 1024
     algorithm: Literal["max", "most_recent"] = "max"
@@ -99,6 +116,8 @@ class Cast:
         axis_free: codes and scale are the same whichever axis is contracted, so one cast serves two GEMMs.
         is_four_bit: the format is e2m1.
     """
+
+    __setstate__ = _set_fields
 
     format: Format
     granularity: Granularity = "tensorwise"
@@ -168,6 +187,8 @@ class Gemm:
         is_four_bit: e2m1 is among its operands.
     """
 
+    __setstate__ = _set_fields
+
     a: Cast | None
     b: Cast | None
     fast_accum: bool = False
@@ -229,6 +250,8 @@ class Recipe:
         nearest: the recipe to take where hardware lacks this one; "" if it has no substitute.
         seed: of stochastic rounding.
     """
+
+    __setstate__ = _set_fields
 
     name: str
     doc: str

@@ -65,8 +65,13 @@ BLOCKS = {
     "16x16": FOUR_BIT_BLOCK,
 }
 
-# Tensors: a number divided by a tensor would be a reciprocal and a product, see above
-_LARGEST = {fmt.dtype: torch.tensor(fmt.max, device="cpu") for fmt in FORMATS.values() if fmt is not E8M0FNU}
+# Tensors: a number divided by a tensor would be a reciprocal and a product, see above. (dtype, halved)
+_LARGEST = {
+    (fmt.dtype, halved): torch.tensor(fmt.max / (1 + halved), device="cpu")
+    for fmt in FORMATS.values()
+    if fmt is not E8M0FNU
+    for halved in (False, True)
+}
 _INFINITY_BITS = 0x7F80_0000  # of float32; every bit pattern from here on is Inf or NaN
 _MAGNITUDE_BITS = 0x7FFF_FFFF  # all but the sign
 _SIGN_AND_EXPONENT = -0x0080_0000  # 0xFF80_0000 as int32: all but the 23 mantissa bits of a float32
@@ -172,18 +177,18 @@ def compute_scale(
         ValueError: fmt is no element format.
     """
     fmt, amax = as_element_format(fmt), without_grad(amax)
-    compiled = torch.compiler.is_compiling() or type(amax) is not torch.Tensor  # or traced by other means
-    if compiled:
+    if torch.compiler.is_compiling() or type(amax) is not torch.Tensor:  # or traced by other means
         scale = (fmt.max / amax.double().clamp(min=_amax_floor())).float()
-    else:  # the same bits in fewer operators; a zero of either sign is below the floor
-        scale = _LARGEST[fmt.dtype] / amax.clamp(min=AMAX_FLOOR)
-    if power_of_two and compiled:
-        # The mask alone would turn NaN into Inf; the minimum is NaN where either is
-        scale = torch.minimum(scale, (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32))
-    elif power_of_two:  # by twice the fraction in [0.5, 1): exact; 0 and NaN stay, and views of a dtype are two operators each
-        fraction, _ = torch.frexp(scale)
-        scale = scale.div_(fraction.add_(fraction).clamp_(min=1))
-    return scale, scale.double().reciprocal().float() if compiled else scale.reciprocal()
+        if power_of_two:  # The mask alone would turn NaN into Inf; the minimum is NaN where either is
+            scale = torch.minimum(scale, (scale.view(torch.int32) & _SIGN_AND_EXPONENT).view(torch.float32))
+        return scale, scale.double().reciprocal().float()
+    # The same bits in fewer operators; a zero of either sign is below the floor
+    scale = _LARGEST[fmt.dtype, power_of_two] / amax.clamp_min(AMAX_FLOOR)
+    if power_of_two:
+        # Half a scale is fraction * 2**e, and the fraction, in [0.5, 1), divided by that is 2**-e: exact; NaN stays
+        scale_inv = torch.frexp(scale)[0].clamp_min_(0.5).div_(scale)
+        return scale_inv.reciprocal(), scale_inv
+    return scale, scale.reciprocal()
 
 
 def mx_scale_code(

@@ -24,7 +24,7 @@ class Backend(ABC):
 
     Attributes:
         name: its key in `fp8core.gemm.BACKENDS`.
-        is_fp8: it feeds FP8 to the matrix units; its operands must lie as `fp8core.gemm.layout.arrange` lays them.
+        is_fp8: it feeds FP8 to the matrix units; its operands must be lines that lie row-major, see `fp8core.gemm.layout.row_major`.
         bf16_only: granularities whose product it yields in bfloat16 alone. "reference_bf16" rounds where backend
             "torch" must, so that an emulated run can have the very codes of a real one; "reference" does not round,
             as torchao's emulation.

@@ -172,7 +172,8 @@ def _one_by_one(
             left = Operand(a.qdata[:, rows], _of_group(a.scale_inv, group, rows, block, 1))
             right = Operand(b.qdata[rows], _of_group(b.scale_inv, group, rows, block, 0))
         if backend_named(backend).is_fp8:
-            left, right = layout.arrange(left, right)
+            left = Operand(layout.row_major(left.qdata), left.scale_inv)
+            right = Operand(layout.row_major(right.qdata.t()).t(), right.scale_inv)
         product = scaled_mm(left, right, out_dtype, use_fast_accum, backend)
         result[rows if by_rows else group] = product
     return result

@@ -55,19 +55,14 @@ class Scaled(Protocol):
 
 def transposed(x: Scaled) -> Operand:
     """The matrix transposed: views of codes and scales, as `Float8Tensor.t()` without its way through the dispatcher."""
-    return Operand(x.qdata.t(), x.scale_inv.t() if x.scale_inv.dim() else x.scale_inv)
+    scale_inv = x.scale_inv.t() if x.scale_inv.dim() else x.scale_inv
+    return Operand(x.qdata.t(), scale_inv, getattr(x, "tensor_scale_inv", None))
 
 
 def is_row_major(t: torch.Tensor) -> bool:
     """True if neighbours in a row of the matrix are neighbours in memory, as torch's meta function asks."""
     rows, columns = t.stride()
     return (columns == 1 and rows > 1) or 0 in t.shape
-
-
-def is_column_major(t: torch.Tensor) -> bool:
-    """True if neighbours in a column of the matrix are neighbours in memory."""
-    rows, columns = t.stride()
-    return (rows == 1 and columns > 1) or 0 in t.shape
 
 
 def granularity_of(
@@ -226,11 +221,15 @@ def way_out(nearest: str) -> str:
 
 def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """Why these codes cannot be multiplied as they lie in memory; None if they can."""
+    rows, columns = a.stride(), b.stride()
+    # Spelled out: it is asked three times a step
+    if rows[1] == columns[0] == 1 and rows[0] > 1 and columns[1] > 1:
+        return None
     if not is_row_major(a):
         return (
             f"A must be row-major, got shape {tuple(a.shape)} with strides {a.stride()}; use a.contiguous()"
         )
-    if not is_column_major(b):
+    if not is_row_major(b.t()):
         return (
             f"B must be column-major, got shape {tuple(b.shape)} with strides {b.stride()}; "
             "use b.t().contiguous().t()"
@@ -238,34 +237,23 @@ def layout_reason(a: torch.Tensor, b: torch.Tensor) -> str | None:
     return None
 
 
-def arrange(a: Scaled, b: Scaled, pad: bool = False) -> tuple[Operand, Operand]:
-    """Copies where needed, so that A lies row-major and B column-major; optionally pads K and N.
+def padded(left: Operand, right: Operand) -> tuple[Operand, Operand]:
+    """Lines [m, k] and [n, k] whose k and n are filled up to multiples of 16 with code 0, which is zero in every format.
 
-    Args:
-        a: [M, K] with its scale.
-        b: [K, N] with its scale.
-        pad: fill K and N up to multiples of 16 with code 0, which is zero in every format. The product's
-            first N columns are unchanged, bit for bit; the rest is zero.
-
-    Returns:
-        The operands as `torch._scaled_mm` wants them; no copy of what already lies right.
+    The first n columns of left @ right.t() are unchanged, bit for bit; the rest is zero.
     """
-    a_codes, b_codes, b_scale_inv = a.qdata, b.qdata, b.scale_inv
-    if not pad and type(a) is type(b) is Operand:
-        rows, columns = a_codes.stride(), b_codes.stride()
-        if rows[1] == 1 and rows[0] > 1 and columns[0] == 1 and columns[1] > 1:  # spelled out: nothing to do
-            return a, b
-    if pad:
-        extra_k, extra_n = -a_codes.shape[1] % MULTIPLE, -b_codes.shape[1] % MULTIPLE
-        a_codes = _pad_codes(a_codes, 0, extra_k)
-        b_codes = _pad_codes(b_codes.t(), extra_n, extra_k).t()
-        if b_scale_inv.dim() and b_scale_inv.shape[1] == b.qdata.shape[1]:  # one for each column
-            b_scale_inv = nn.functional.pad(b_scale_inv, (0, extra_n))
-    if not is_row_major(a_codes):
-        a_codes = a_codes.clone(memory_format=torch.contiguous_format)
-    if not is_column_major(b_codes):
-        b_codes = b_codes.t().clone(memory_format=torch.contiguous_format).t()
-    return Operand(a_codes, a.scale_inv), Operand(b_codes, b_scale_inv)
+    (n, k), scale_inv = right.qdata.shape, right.scale_inv
+    more_n, more_k = -n % MULTIPLE, -k % MULTIPLE
+    if scale_inv.dim() and scale_inv.shape[0] == n:  # one for each line
+        scale_inv = nn.functional.pad(scale_inv, (0, 0, 0, more_n))
+    left = Operand(_pad_codes(left.qdata, 0, more_k), left.scale_inv)
+    return left, Operand(_pad_codes(right.qdata, more_n, more_k), scale_inv)
+
+
+def row_major(codes: torch.Tensor) -> torch.Tensor:
+    """The codes, copied if they lie otherwise."""
+    rows, columns = codes.stride()
+    return codes if columns == 1 < rows else codes.clone(memory_format=torch.contiguous_format)
 
 
 def _pad_codes(codes: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

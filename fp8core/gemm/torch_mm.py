@@ -89,10 +89,7 @@ class Torch(Backend):
         Raises:
             ValueError: what `layout.layout_reason` says.
         """
-        rows, columns = a.stride(), b.stride()
-        # What `layout_reason` asks, without its calls: this is passed three times a step
-        as_wanted = rows[1] == 1 and rows[0] > 1 and columns[0] == 1 and columns[1] > 1
-        if not as_wanted and (reason := layout.layout_reason(a, b)):
+        if reason := layout.layout_reason(a, b):
             raise ValueError(reason)
         if scale_inv_a.dim():
             # Strides of sizes of 1 too must be those of a contiguous tensor
@@ -166,7 +163,7 @@ def arguments_of_one_call(
     """
     by_rows = b.qdata.dim() == 3
     groups = offsets.shape[0]
-    a_codes = a.qdata if layout.is_row_major(a.qdata) else _copied(a.qdata)
+    a_codes = layout.row_major(a.qdata)
     b_codes = b.qdata
     if b_codes.stride(-2) != 1:
         b_codes = _copied(b_codes.transpose(-2, -1)).transpose(-2, -1)

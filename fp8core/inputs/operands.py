@@ -149,12 +149,11 @@ def cast_operand_pair(
             lines, lines_0 = _by_kernel(x, along_1, memory, role, amax, both=True)
             assert lines_0 is not None
             return lines, lines_0
-        if along_1.granularity == "rowwise" and not torch.compiler.is_compiling():
+        if not along_1.axis_free:
             return cast_both_ways(x, along_1, along_0)
-        if along_1.axis_free:
-            plain = _plain(x, along_1, 1, memory, role, amax)
-            assert isinstance(plain, Operand)
-            return plain, plain if once else transposed(plain)
+        plain = _plain(x, along_1, 1, memory, role, amax)
+        assert isinstance(plain, Operand)
+        return plain, plain if once else transposed(plain)
     return (
         cast_operand(x, along_1, 1, memory, role, kernels=kernels, amax=amax),
         cast_operand(x, along_0, 0, memory, role, kernels=kernels, amax=amax),

@@ -372,9 +372,16 @@ def _scales_at(
     group: torch.Tensor | None,
 ) -> torch.Tensor:
     """The decoding scale of each sampled element, float32 [n]."""
+    at = places.by_dimension(codes, scale_inv.device)
     if group is not None and scale_inv.dim() == 3:  # for each group of rows a scale for each column
-        row, column = torch.unravel_index(places.of(codes, scale_inv.device), codes)
-        return scale_inv[group[row], 0, column]
+        return scale_inv[group[at[0]], 0, at[1]]
     mx = scale_inv.dtype == E8M0FNU.dtype
-    at = places.of_scales(codes, scale_inv.shape, MX_BLOCK if mx else BLOCK, scale_inv.device)
-    return scale_inv.view(torch.uint8).take(at).view(scale_inv.dtype).float() if mx else scale_inv.take(at)
+    block, known = MX_BLOCK if mx else BLOCK, scale_inv.view(torch.uint8) if mx else scale_inv
+    index = [
+        place if count == size else place // block if count > 1 else 0
+        for place, size, count in zip(
+            at, codes, scale_inv.shape, strict=False
+        )  # one scale an expert: [experts]
+    ]
+    found = known[tuple(index)]
+    return found.view(scale_inv.dtype).float() if mx else found

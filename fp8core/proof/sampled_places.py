@@ -5,12 +5,14 @@ A fixed stride would repeat itself from row to row: in a square matrix it can se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+
+_Places = TypeVar("_Places", torch.Tensor, tuple[torch.Tensor, ...])
 
 
 class SampledPlaces:
@@ -20,43 +22,21 @@ class SampledPlaces:
         samples: elements of a tensor at most; a smaller tensor is looked at as a whole.
     """
 
-    KEPT = 128  # index tensors of 8 bytes a sample
+    KEPT = 128  # of shapes, 8 bytes a sample and dimension
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
-        self._kept: dict[Hashable, torch.Tensor] = {}
+        self._kept: dict[Hashable, Any] = {}
 
     def of(self, shape: torch.Size, device: torch.device) -> torch.Tensor:
         """int64 [n], flat and ascending: one place in each n-th of the tensor; the same ones each time."""
         return self._once((shape, device), lambda: _spread(shape.numel(), self.samples).to(device))
 
-    def of_scales(
-        self, codes: torch.Size, scales: torch.Size, block: int, device: torch.device
-    ) -> torch.Tensor:
-        """Flat index of the scale that each sampled element of the codes goes by.
+    def by_dimension(self, shape: torch.Size, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """The same places, int64 [n], along each dimension."""
+        return self._once((shape, device, 2), lambda: torch.unravel_index(self.of(shape, device), shape))
 
-        Args:
-            codes: shape of the codes, as they lie.
-            scales: in each dimension 1, the codes' size, or one for each `block` elements; or [experts].
-            block: elements.
-            device: of the scales.
-        """
-
-        def make() -> torch.Tensor:
-            at = self.of(codes, device)
-            where = torch.unravel_index(at, codes)
-            if len(scales) == 1:
-                return where[0]
-            index = torch.zeros_like(at)
-            for size, count, place in zip(codes, scales, where, strict=True):
-                index *= count
-                if count > 1:
-                    index += place if count == size else torch.div(place, block, rounding_mode="floor")
-            return index
-
-        return self._once((codes, scales, block, device), make)
-
-    def _once(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def _once(self, key: Hashable, make: Callable[[], _Places]) -> _Places:
         found = self._kept.get(key)
         if found is None:
             found = make()

@@ -64,7 +64,7 @@ def watch(
     to 0.3 % of the CPU time of a training with steps of over 100 ms, and 1.3 to 1.8 % with steps of 10 to 14 ms
     (docs/numerics.md); never measured on a GPU. Memory on the device: about 100 bytes for each of 32,768 samples that
     wait (3 MB), or of one cast's where `samples` is larger; 72 bytes a cast until the step ends; and as long as the
-    watcher lives up to 128 tensors of places, 8 bytes a sample (4 MB).
+    watcher lives up to 128 sets of places, 8 bytes a sample and dimension (8 MB).
 
     What counts: each forward pass with its first backward pass. Of a graph that is kept for several backward passes
     (`retain_graph=True`) the later ones are left out; a microbatch that is run again after its backward pass counts twice.
@@ -113,6 +113,12 @@ class Watcher:
     A copy (deepcopy or pickle, also of a model that holds its watcher) is closed, and says so.
     """
 
+    latest: tuple[CastRecord, ...] = ()
+    problem = ""
+    _every = 1
+    _sink: Sink | None = None
+    _is_copy = False
+
     def __init__(
         self, model: nn.Module, every: int, to: Any, samples: int, first_step: int, eager_steps: bool
     ) -> None:
@@ -127,16 +133,14 @@ class Watcher:
             check_type(name, value, int)
             if value < least:
                 raise ValueError(f"{name}={value}: expected a whole number of at least {least}")
-        self.latest: tuple[CastRecord, ...] = ()
-        self.steps, self.problem = first_step, ""
+        self.steps = first_step
         self._model, self._every, self._eager_steps = model, every, eager_steps
-        self._is_copy = False
         self._warned: set[str] = set()
         obstacle = self._obstacle()
         if obstacle:
             raise ValueError(obstacle)
         self._rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        self._sink: Sink | None = sink_of(to, self._rank)
+        self._sink = sink_of(to, self._rank)
         self._on = _On(samples)
         weakref.finalize(self, _dropped, self._on)
         self._hold()
@@ -249,12 +253,11 @@ class Watcher:
 def _closed_copy(steps: int) -> Watcher:
     """What a copy of a watcher is: the records, the sink and the layers are the original's."""
     result = Watcher.__new__(Watcher)
-    result.latest, result.steps = (), steps
     result.problem = (
         "this is a copy of a watcher, and records nothing; call watch(model) for a model of its own"
     )
-    result._on, result._sink, result._warned = _On(1), None, set()
-    result._every, result._is_copy, result._on.was_stepped = 1, True, True
+    result.steps, result._on, result._warned, result._is_copy = steps, _On(1), set(), True
+    result._on.was_stepped = True
     return result
 
 

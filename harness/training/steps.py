@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from fp8core.arguments import is_dtensor
 from fp8core.proof.profiled_gemms import callers, fp8_gemms, profiler_events
-from fp8core.proof.verify import Proof, verify
+from fp8core.proof.verify import Proof, census, verify
 from harness.machine.kernels_by_name import kernel_class
 from harness.peers import PEERS
 from harness.peers.peer import fp8_kernels
@@ -204,6 +204,9 @@ def facts_of(proof: Proof) -> dict[str, object]:
         "fp8_gemms": proof.counted,
         "fp8_gemms_expected": proof.predicted,
     }
+    alike = Counter(tuple(vars(operand).items())[1:] for operand in census(proof).rows)
+    if alike:  # one entry for all layers whose operands were the same
+        facts["census"] = [{**dict(operand), "layers": count} for operand, count in alike.items()]
     if proof.warnings:
         facts["verify_warnings"] = list(proof.warnings[:8])
     if proof.fp8_kernel_share is not None:

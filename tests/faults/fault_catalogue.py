@@ -191,11 +191,11 @@ def product_in_bfloat16(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 def both_ways(change: Callable[..., Any]) -> Patches:
     """A fault of a cast along one axis, in the function that casts along both axes too."""
 
-    def rows_and_columns(x: torch.Tensor, fmt: Any, *, power_of_two: bool = False) -> Any:
-        rows, columns = (change(x, fmt, "rowwise", dim=d, power_of_two=power_of_two) for d in (1, 0))
-        return rows, tuple(part.t() for part in columns)
+    def rowwise(x: torch.Tensor, fmt: Any, dims: tuple[int, ...], *, power_of_two: bool = False) -> Any:
+        found = [change(x, fmt, "rowwise", dim=dim, power_of_two=power_of_two) for dim in dims]
+        return [part if dim else tuple(t.t() for t in part) for dim, part in zip(dims, found, strict=True)]
 
-    return [("fp8core.cast.scale_and_cast", change), ("fp8core.cast.cast_rows_and_columns", rows_and_columns)]
+    return [("fp8core.cast.scale_and_cast", change), ("fp8core.cast.cast_rowwise", rowwise)]
 
 
 SCALE_AND_CAST = fp8core.cast.scale_and_cast

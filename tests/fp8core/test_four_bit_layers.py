@@ -7,9 +7,11 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import pickle
 import warnings
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -46,9 +48,9 @@ from fp8core import (
 from fp8core.formats import E2M1FN, E4M3FN
 from fp8core.four_bits import SIGNS, dequantize, quantize_lines
 from fp8core.gemm import BACKENDS
-from fp8core.gemm.layout import Operand
+from fp8core.gemm.layout import Operand, transposed
 from fp8core.gemm.reference import Reference
-from fp8core.history import AmaxesMissingWarning
+from fp8core.history import AmaxesMissingWarning, SharedDrawsWarning
 from fp8core.inputs.operands import cast_one
 from fp8core.philox import uniform
 from fp8core.plain_linear import cast_lines
@@ -632,3 +634,62 @@ def test_a_backend_that_says_it_is_fp8_makes_no_fp8_of_four_bits(monkeypatch: py
     proof = verify(lambda: model(x.clone().requires_grad_()).backward(grad), model)
     assert not proof.ok
     assert [layer.predicted for layer in proof.layers] == [0]
+
+
+@pytest.mark.parametrize("count", [torch.tensor(-5), torch.tensor(2**32), torch.tensor(3.0)], ids=str)
+def test_a_count_that_no_run_saved_is_refused(count: torch.Tensor) -> None:
+    """Addresses are whole numbers of 32 bits (`fp8core.philox`); what the layer had stays."""
+    model = nn.Sequential(Float8Linear(32, 32, config=NV))
+    load_amax_state_dict(model, {"0.passes.count": torch.tensor(7, dtype=torch.int32)})
+    with pytest.raises(ValueError, match=r"0\.passes\.count"):
+        load_amax_state_dict(model, {"0.passes.count": count})
+    assert int(amax_state_dict(model)["0.passes.count"]) == 7
+
+
+@pytest.mark.parametrize("saved", [None, 2])
+def test_a_running_model_that_loads_weights_repeats(saved: int | None) -> None:
+    """Oracle: a new model that loads the same; without a count it starts anew, with one it goes on there."""
+    linear, x, grad = problem()
+    ran, new = (nn.Sequential(Float8Linear.from_float(copy.deepcopy(linear), NV)) for _ in range(2))
+    for _ in range(3):
+        run(ran[0], x, grad)
+    for model in (ran, new):
+        model.load_state_dict(nn.Sequential(linear).state_dict())
+        if saved is not None:
+            load_amax_state_dict(model, {"0.passes.count": torch.tensor(saved)})
+    with pytest.warns(AmaxesMissingWarning) if saved is None else nullcontext():
+        wanted = run(new[0], x, grad)
+    with pytest.warns(AmaxesMissingWarning) if saved is None else nullcontext():
+        assert all(same(run(ran[0], x, grad), wanted))
+
+
+@pytest.mark.parametrize("call", [update_scales, amax_state_dict])
+def test_layers_that_share_random_numbers_are_named(call: Any) -> None:
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32)) for _ in range(2)))
+    whole = convert_to_float8_training(copy.deepcopy(blocks), config=NV)
+    for block in blocks:
+        convert_to_float8_training(block, config=NV)
+    with pytest.warns(SharedDrawsWarning, match=r"0\.0.* and 1\.0"):
+        call(blocks)
+    for fqn in ("0.0", "1.0"):
+        blocks.get_submodule(fqn).passes.belongs_to(fqn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(blocks)
+        call(whole)
+
+
+def test_views_of_an_operand_keep_both_levels_of_its_scale() -> None:
+    lines = quantize_lines(torch.randn(32, 64), LINE, 1)
+    turned = transposed(lines)
+    assert torch.equal(turned.qdata, lines.qdata.t())
+    assert turned.tensor_scale_inv is lines.tensor_scale_inv is not None
+
+
+def test_a_pickle_of_other_fields_is_refused() -> None:
+    """Fields are pickled by place, and those of four bits came in between: the format's flag would be a rounding."""
+    for thing in (NV, NV.output, NV.output.a, NV.history):
+        state = thing.__getstate__()  # type: ignore[union-attr]
+        assert pickle.loads(pickle.dumps(thing)) == thing
+        with pytest.raises(ValueError, match="state_dict"):
+            object.__new__(type(thing)).__setstate__(state[:-1])  # type: ignore[union-attr]

@@ -54,7 +54,7 @@ def test_a_shape_that_is_refused_is_refused_again() -> None:
 
 
 # Of a step by stubbed kernels, and by plain operators
-LIMITS = {"tensorwise": (46, 74), "rowwise": (41, 82), "delayed": (53, 93)}
+LIMITS = {"tensorwise": (46, 71), "rowwise": (41, 73), "delayed": (53, 90)}
 
 
 def own_files(step: Callable[[], object]) -> dict[str, int]:

@@ -89,7 +89,7 @@ def operands(cell: Cell, kind: str) -> tuple[TiledOperand, TiledOperand]:
     torch.manual_seed(cell.K + 7 * cell.M + KINDS.index(kind))
     like = torch.randn(cell.K)
     a, b = spread(kind, cell.M, cell.K, like), spread(kind, cell.N, cell.K, like)
-    name = {"pow2": "rowwise", "blockwise": "1x128"}.get(cell.granularity, cell.granularity)
+    name = {"pow2": "rowwise", "blockwise": "1x128", "mx": "1x32"}.get(cell.granularity, cell.granularity)
     power = cell.granularity in ("pow2", "blockwise")
     other = "128x128" if cell.granularity == "blockwise" else name
     formats = (E5M2 if cell.gradient else E4M3FN, E4M3FN)
@@ -106,7 +106,7 @@ def product(
     if without:
         codes[0][:, -without:] = 0
     promote = 0 if (cell.fast if fast is None else fast) else 128
-    size = 128 if cell.granularity == "blockwise" else cell.K
+    size = {"blockwise": 128, "mx": 32}.get(cell.granularity, cell.K)
     total = torch.zeros(cell.M, cell.N, dtype=torch.float64)
     for start in range(0, cell.K, size):
         along = slice(start, start + size)
@@ -140,6 +140,15 @@ def alarms(some: list[Cell], kinds: tuple[str, ...] = KINDS) -> list[str]:
 def test_no_right_product_is_accused() -> None:
     """Some of the cells; every unit, size and granularity is among them."""
     assert alarms(cells()[::17]) == []
+
+
+def test_products_of_mx_blocks_are_judged_by_their_own_scales() -> None:
+    """Several blocks of 32 along K, in the modelled columns too: right ones pass, and a row 10 % too large does not."""
+    some = [Cell(48, 256, 32, "mx", fast, unit_models.HOPPER) for fast in (True, False)]
+    assert alarms(some, ("gaussian", "mean", "positive", "outliers")) == []
+    a, b = operands(some[0], "gaussian")
+    wrong = product(some[0], a, b) * torch.where(torch.arange(48) == 3, 1.1, 1.0)[:, None]
+    assert judged(some[0], a, b, wrong).beyond == 1
 
 
 @pytest.mark.slow

@@ -41,8 +41,8 @@ def plain(x: Any) -> torch.Tensor:
 
 
 def matrix(x: torch.Tensor) -> torch.Tensor:
-    """All leading dimensions as one."""
-    return x.reshape(-1, x.shape[-1])
+    """All leading dimensions as one; a number as a matrix of one element."""
+    return x.reshape(-1, x.shape[-1] if x.dim() else 1)
 
 
 def input_of(layer: Float8Linear, given: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -135,27 +135,10 @@ class TiledOperand:
         assert self.scale_inv is not None
         return TiledOperand(self.x.t(), scale_inv=self.scale_inv.t())
 
-    def part(self, lines: slice) -> TiledOperand:
-        """Some lines; of codes."""
-        assert self.scale_inv is not None
-        return TiledOperand(self.x[lines], scale_inv=self._along(self.scale_inv, 0, lines))
-
-    def picked(self, lines: torch.Tensor) -> TiledOperand | None:
-        """Some of its lines, by index, as codes; None of what has no codes or no elements."""
-        if self.scale_inv is None or not self.x.numel():
-            return None
-        every, inverse = slice(None), self.scale_inv
-        if inverse.shape[0] > 1:
-            inverse = inverse.index_select(0, self.blocks(inverse, 0, every).index_select(0, lines))
-        whole = self.x.index_select(0, lines)
-        if self.cast is None:
-            return TiledOperand(whole, scale_inv=inverse)
-        scale = self.scale
-        assert scale is not None
-        if scale.shape[0] > 1:
-            scale = scale.index_select(0, self.blocks(scale, 0, every).index_select(0, lines))
-        codes = TiledOperand(whole, self.cast, scale, inverse).codes(every, every)
-        return TiledOperand(codes.float().to(self.dtype), scale_inv=inverse)
+    def part(self, lines: slice | torch.Tensor) -> TiledOperand:
+        """Some lines, by index too."""
+        scales = (s if s is None else self._along(s, 0, lines) for s in (self.scale, self.scale_inv))
+        return TiledOperand(self.x[lines], self.cast, *scales)
 
     def block_along(self, K: int, other: TiledOperand) -> int:
         """Elements along the contraction for which both operands have one scale each."""
@@ -165,14 +148,14 @@ class TiledOperand:
         mx = any(scale.dtype == torch.float8_e8m0fnu for scale in scales)
         return 32 if mx or max(scale.shape[1] for scale in scales) > -(-K // 128) else 128
 
-    def blocks(self, scale: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
+    def blocks(self, scale: torch.Tensor, dim: int, part: slice | torch.Tensor) -> torch.Tensor:
         """int64: which of the scales along a dimension is that of each element."""
         size, count = self.x.shape[dim], scale.shape[dim]
-        index = torch.arange(*part.indices(size), device=scale.device)
+        index = torch.arange(size, device=scale.device)[part]
         mx = scale.dtype == torch.float8_e8m0fnu or (self.cast and self.cast.granularity == "1x32")
         return index * 0 if count == 1 else index if count == size else index // (32 if mx else 128)
 
-    def _along(self, scale: torch.Tensor, dim: int, part: slice) -> torch.Tensor:
+    def _along(self, scale: torch.Tensor, dim: int, part: slice | torch.Tensor) -> torch.Tensor:
         return scale if scale.shape[dim] == 1 else scale.index_select(dim, self.blocks(scale, dim, part))
 
     def spread(self, scale: torch.Tensor | None, lines: slice, along: slice) -> torch.Tensor:

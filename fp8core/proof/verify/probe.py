@@ -17,7 +17,6 @@ from fp8core.history import ROLES, mark_ready
 from fp8core.linear import Float8Linear
 from fp8core.proof.cast_stats import reads_of
 from fp8core.proof.verify import calls
-from fp8core.proof.verify.state import restored_randomness
 from fp8core.scaling import HP_DTYPES
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ def tested_recipes(watch: calls.Watch, model: nn.Module) -> tuple[tuple[str, ...
             why = "its layers are on meta" if device.type == "meta" else "no independent cast to four bits"
             untested.append(f"recipe {recipe}: {why}")
             continue
-        with restored_randomness([device]), torch.autocast(device.type, enabled=False):
+        gpus = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(gpus), torch.autocast(device.type, enabled=False):
             faults = (_of_experts if of_experts else _of_layer)(recipe, dtype, device)
         what = "experts" if of_experts else "a layer"
         problems += [f"recipe {recipe}, tested on {what} of our own: {fault}" for fault in faults[:3]]

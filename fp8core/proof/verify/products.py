@@ -25,9 +25,10 @@ input is then long gone.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -127,7 +128,7 @@ class Sketch(TiledOperand):
         columns, at: some columns of the input as they were cast, and which.
     """
 
-    columns: TiledOperand | None = field(kw_only=True)
+    columns: TiledOperand = field(kw_only=True)
     at: torch.Tensor = field(kw_only=True)
     as_cast: torch.Tensor = field(kw_only=True)
     directions: torch.Tensor = field(kw_only=True)
@@ -151,7 +152,7 @@ class Sketch(TiledOperand):
             as_cast=as_cast.float(),
             directions=directions,
             input_digest=operand.digest,
-            columns=operand.picked(at),
+            columns=operand.part(at),
             at=at,
         )
 
@@ -188,11 +189,15 @@ def projected(matrix: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def roundings(x: torch.Tensor, dtypes: Sequence[torch.dtype]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, float64, rounded to one dtype after the other; the sum of what each moved it by)."""
-    moved = torch.zeros_like(x)
-    for dtype in dtypes:
-        before, x = x, (x if dtype == torch.float64 else x.float().to(dtype).double())
+def roundings(
+    x: torch.Tensor, dtypes: Sequence[torch.dtype], bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, float64, rounded to one dtype after the other, and with a bias once more to the last; the sum of what each moved it
+    by)."""
+    moved, steps = torch.zeros_like(x), [(dtype, x.new_zeros(())) for dtype in dtypes]
+    for dtype, more in steps if bias is None else [*steps, (dtypes[-1], bias)]:
+        before = x + more
+        x = before if dtype == torch.float64 else before.float().to(dtype).double()
         moved += (x - before).abs()
     return x, moved
 
@@ -218,21 +223,18 @@ def difference(
     """
     (M, K), N, limits = a.x.shape, b.x.shape[0], torch.finfo(result.dtype)
     u = sum(torch.finfo(dtype).eps / 2 for dtype in dtypes)
-    whole, largest, columns, weight = result, limits.max, result.shape[1], result
-    sketched = isinstance(b, Sketch)
+    modelled = Modelled.of(a, b, result, dtypes, bias, registers) if registers else None
+    largest, columns, weight, sketched = limits.max, result.shape[1], result, isinstance(b, Sketch)
     if isinstance(b, Sketch):
-        result, weight = projected(result, b.directions)
-        largest = torch.finfo(torch.float64).max
+        (result, weight), largest = projected(result, b.directions), torch.finfo(torch.float64).max
     norms_a, norms_b = (side.squares(1).sqrt() for side in (a, b))
-    modelled = Modelled.of(a, b, whole, dtypes, bias, registers) if registers else None
-    # By row: |hp|^2, |hp - cast|^2, |result - hp|^2, |result - cast|^2, |cast|^2, bounds^2, elements without a number;
-    # on FP8 units |roundings|^2, sum of |a||b| ^2
+    # By row: |hp|^2, |hp - cast|^2, |result - hp|^2, |result - cast|^2, |cast|^2, bounds^2; on FP8 units |roundings|^2; elements
+    # without a number; on FP8 units sum of |a||b| ^2
     rows = norms_a.new_zeros(9, M)
     eps = 2.0**-24 * (8 * math.sqrt(K) + 16)
     beyond = 0
-    for of_i, of_j in (
-        (slice(i, i + TILE), slice(j, j + TILE)) for i in range(0, M, TILE) for j in range(0, N, TILE)
-    ):
+    for i, j in itertools.product(range(0, M, TILE), range(0, N, TILE)):
+        of_i, of_j = slice(i, i + TILE), slice(j, j + TILE)
         got = result[of_i, of_j].double()
         want, hp, size_of_sum = norms_a.new_zeros(3, *got.shape)
         for c in range(0, K, TILE):
@@ -243,16 +245,14 @@ def difference(
             if modelled is not None and not sketched and not modelled.is_whole:
                 size_of_sum.addmm_(left.abs(), right.abs())
         sizes = norms_a[of_i, None] * norms_b[None, of_j]
-        moved = roundings(want, dtypes)[1] if modelled is not None and not sketched else sizes
+        added = None if bias is None else bias[of_j].double()
+        moved = roundings(want, dtypes, added)[1] if modelled is not None and not sketched else sizes
         if sketched:  # errors of addition: eps ||a_i|| ||x_j|| of each element, R_j ||x_j|| = 1
             spread = u * u * weight[of_i, of_j] + (eps * norms_a[of_i, None]).square() * columns
             margin = 8 * (spread.sqrt() + 2.0**-22 * sizes)
         else:
             margin = u * want.abs() + eps * sizes
-        if bias is not None:
-            added = bias[of_j].double()
-            if modelled is not None:
-                moved = moved + roundings(roundings(want, dtypes)[0] + added, dtypes[-1:])[1]
+        if added is not None:
             want, hp = want + added, hp + added
             margin = margin + u * want.abs()
         size, near = want.abs(), (got - want).abs() <= margin + limits.smallest_normal
@@ -261,39 +261,34 @@ def difference(
         beyond += int((~right).sum())
         lost = ~got.isfinite() & hp.isfinite() & (size <= 0.99 * largest)
         clean = (size <= largest) & got.isfinite() & hp.isfinite()
-        want, hp, got, margin, moved = (torch.where(clean, t, 0.0) for t in (want, hp, got, margin, moved))
-        for row, part in zip(
-            rows,
-            (hp, hp - want, hp - got, got - want, want, margin, lost.double(), moved, size_of_sum),
-            strict=True,
-        ):
-            row[of_i] += part.square().sum(1)
+        parts = torch.stack((hp, hp - want, hp - got, got - want, want, margin, moved))
+        rows[:7, of_i] += torch.where(clean, parts, 0.0).square().sum(2)
+        rows[7, of_i] += lost.sum(1)
+        rows[8, of_i] += size_of_sum.square().sum(1)
     signal, implied, off, apart, energy, room, *_ = rows.sum(1).tolist()
     agreement_db, asked_db, unexplained = decibels(energy, apart) if apart else math.inf, -math.inf, 0
     if sketched and not beyond and M * N >= 512 and 16 * apart > room:
         beyond = 1  # each combination is inside of its bound, which is 8 times what is usual, and all are not
+    far, size, is_lost = rows[3].sqrt(), rows[4].sqrt(), rows[7] > 0
     if modelled is not None:
         if sketched:  # each of the combinations has the energy of all columns' errors; R_j ||x_j|| = 1
             rounding = u * u * weight.sum(1) * (10 ** (SKETCH_DB / 10) / 3)
             loss = 10 ** (SKETCH_DB / 20) * norms_a.nan_to_num() * math.sqrt(columns * N)
             allowed = torch.hypot(rounding.sqrt(), MARGIN * 2 * modelled.loss_of_norms() * loss)
         else:
-            allowed = rows[7].sqrt() + 2 * MARGIN * modelled.loss_of_sizes() * rows[8].sqrt()
-        allowed = allowed + 2.0**-21 * rows[4].sqrt() + limits.smallest_normal
-        wrong = (rows[3].sqrt() > allowed) | (rows[6] > 0)
-        if not sketched and modelled.is_whole:
-            wrong = rows[6] > 0
-        wrong, unexplained = wrong | modelled.beyond(), modelled.unexplained()
-        beyond = int((wrong | modelled.odd()).sum())
+            allowed = rows[6].sqrt() + 2 * MARGIN * modelled.loss_of_sizes() * rows[8].sqrt()
+        wrong = is_lost | modelled.beyond() | modelled.odd()
+        if sketched or not modelled.is_whole:
+            wrong |= far > allowed + 2.0**-21 * size + limits.smallest_normal
+        beyond, unexplained = int(wrong.sum()), modelled.unexplained()
     elif registers is None:
-        row_db = ROW_DB - (SKETCH_DB if sketched else 0)
-        near_row = 10 ** (-row_db / 20) * rows[4].sqrt()
+        near_row = 10 ** (-(ROW_DB - SKETCH_DB * sketched) / 20) * size
         slack = 2.0**-11 * norms_a.nan_to_num()
         if sketched:
             allowed = torch.hypot(near_row, slack * math.sqrt(columns * N))
         else:
             allowed = near_row + slack * norms_b.square().sum().nan_to_num().sqrt()
-        beyond, asked_db = int(((rows[3].sqrt() > allowed) | (rows[6] > 0)).sum()), AGREEMENT_DB
+        beyond, asked_db = int(((far > allowed) | is_lost).sum()), AGREEMENT_DB
     some = rows[0] > 0
     by_row = 10 * torch.log10(rows[0][some] / rows[2][some])
     exact = registers is not None and modelled is None
@@ -311,22 +306,28 @@ def difference(
     )
 
 
+@dataclass
 class Modelled:
     """Some columns of a product, in which what FP8 units do to its codes is modelled; norms of rows, each [M].
 
     Attributes:
         is_whole: these columns are all.
         want, apart, moved: of the product, of what the result is from it, of roundings.
+        sizes, norms: of sums of |a||b|, and of ||a_i|| ||b_j||.
         lost: of accumulation, by register.
         from_register: of what the result is from what each register makes of it.
         same_sign: by register, the cosine of accumulation and product.
-        sizes, norms: of sums of |a||b|, and of ||a_i|| ||b_j||.
     """
 
-    def __init__(self, count: int, lines: int, is_whole: bool, like: torch.Tensor) -> None:
-        self.is_whole = is_whole
-        self.want, self.apart, self.moved, self.sizes, self.norms = like.new_zeros(5, lines)
-        self.lost, self.from_register, self.same_sign = like.new_zeros(3, count, lines)
+    is_whole: bool
+    want: torch.Tensor
+    apart: torch.Tensor
+    moved: torch.Tensor
+    sizes: torch.Tensor
+    norms: torch.Tensor
+    lost: torch.Tensor
+    from_register: torch.Tensor
+    same_sign: torch.Tensor
 
     @classmethod
     def of(
@@ -343,46 +344,33 @@ class Modelled:
             at, picked = b.at, b.columns
         else:
             at = _spread(len(b.x), MODELLED, b.x.device)
-            picked = b.picked(at)
-        if a.scale_inv is None or picked is None or not result.numel():
+            picked = b.part(at)
+        (M, K), every, parts = a.x.shape, slice(None), []
+        if a.scale_inv is None or picked.scale_inv is None or not (K and result.numel()):
             return None
-        (M, K), every = a.x.shape, slice(None)
-        found = cls(len(registers), M, len(at) == result.shape[1], result.new_zeros((), dtype=torch.float64))
-        norms = picked.squares(1).sqrt()
+        norms, added = picked.squares(1).sqrt(), None if bias is None else bias[at].double()
         width = max(len(at) * ALIGNED_PRODUCTS, K // 16)  # of a row in `accumulate`, and of its codes
         for lines, _ in tiles(M, min(width, CHUNK // 4), CHUNK // 4):
             got = result[lines].index_select(1, at).double()
             left, right = a.values(lines, every), picked.values(every, every).t()
             product = left @ right
-            added = None if bias is None else bias[at].double()
-            limit = torch.finfo(result.dtype).max
-
-            def finished(x: torch.Tensor, added: Any = added) -> tuple[torch.Tensor, torch.Tensor]:
-                x, moved = roundings(x, dtypes)
-                if added is None:
-                    return x, moved
-                x, more = roundings(x + added, dtypes[-1:])
-                return x, moved + more
-
-            moved = finished(product)[1]
             want = product if added is None else product + added
-            clean = got.isfinite() & (want.abs() <= limit)
-
-            def norm(x: torch.Tensor, clean: torch.Tensor = clean) -> torch.Tensor:
-                return torch.where(clean, x, 0.0).norm(dim=1)
-
-            found.want[lines], found.apart[lines] = norm(want), norm(got - want)
-            found.moved[lines] = norm(moved)
-            found.sizes[lines] = norm(left.abs() @ right.abs())
-            found.norms[lines] = norm(left.norm(dim=1)[:, None] * norms)
-            for index, register in enumerate(registers):
-                summed = as_summed(a, picked, register, lines)
-                loss = summed - product
-                found.lost[index, lines] = norm(loss)
-                found.from_register[index, lines] = norm(got - finished(summed)[0])
-                both = torch.where(clean, loss * product, 0.0).sum(1).abs()
-                found.same_sign[index, lines] = both / (norm(loss) * norm(product)).clamp(min=1e-300)
-        return found
+            summed = [as_summed(a, picked, register, lines) for register in registers]
+            kinds = [
+                *(product, want, got - want, roundings(product, dtypes, added)[1]),
+                *(left.abs() @ right.abs(), left.norm(dim=1)[:, None] * norms),
+                *(total - product for total in summed),
+                *(got - roundings(total, dtypes, added)[0] for total in summed),
+            ]
+            clean = got.isfinite() & (want.abs() <= torch.finfo(result.dtype).max)
+            kept = torch.where(clean, torch.stack(kinds), 0.0)
+            along = (kept[6 : 6 + len(registers)] * kept[0]).sum(2).abs()
+            parts.append(torch.cat((kept.norm(dim=2), along)))
+        product, want, apart, moved, sizes, lengths, *of_registers = torch.cat(parts, 1)
+        lost, from_register, along = torch.stack(of_registers).unflatten(0, (3, -1))
+        same_sign = along / (lost * product).clamp(min=1e-300)
+        whole = len(at) == result.shape[1]
+        return cls(whole, want, apart, moved, sizes, lengths, lost, from_register, same_sign)
 
     @property
     def _room(self) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from fp8core.distributed.fsdp_state import gathered_parts, replicas, replicated
-from fp8core.proof.verify.operands import plain, quietly
+from fp8core.proof.verify.operands import matrix, plain, quietly
 from fp8core.proof.verify.oracle import mixers, tiles
 from fp8core.proof.verify.ranks import GRADIENT
 from fp8core.tensor import Float8Tensor
@@ -71,7 +71,7 @@ class SharedWeights:
         self._params = replicated()
         with quietly():
             for name, (ranks, p) in self._params.items():
-                self.sums[name] = ranks, checksum(_as_matrix(plain(p)))
+                self.sums[name] = ranks, checksum(matrix(plain(p)))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -90,12 +90,7 @@ class SharedWeights:
         with quietly():
             for name, (ranks, p) in (self._params or {}).items():
                 if p.grad is not None and p.grad.layout == torch.strided and GRADIENT + name not in self.sums:
-                    self.sums[GRADIENT + name] = ranks, checksum(_as_matrix(plain(p.grad)))
-
-
-def _as_matrix(x: Any) -> torch.Tensor:
-    found: torch.Tensor = x.reshape(len(x), -1) if x.dim() > 1 else x.reshape(1, -1)
-    return found
+                    self.sums[GRADIENT + name] = ranks, checksum(matrix(plain(p.grad)))
 
 
 def checksum(x: torch.Tensor) -> int:

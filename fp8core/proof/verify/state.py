@@ -117,16 +117,6 @@ def _address(tensor: torch.Tensor) -> int:
         return 0
 
 
-@contextmanager
-def restored_randomness(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Random numbers after the block are those that would have followed without it."""
-    state = random_state(devices)
-    try:
-        yield
-    finally:
-        set_random_state(state)
-
-
 def random_state(used: Iterable[torch.device]) -> dict[str, Any]:
     """State of the generators of PyTorch (the CPU's and those of the GPUs in use), Python and NumPy."""
     devices = {device.index or 0 for device in used if device.type == "cuda"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,19 @@ def test_a_row_says_its_cause_and_whether_it_may_have_passed() -> None:
 
 
 def test_a_proof_is_stored_by_what_it_found() -> None:
-    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
+    layers = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 16))
+    model = convert_to_float8_training(layers, module_filter_fn=lambda _, fqn: fqn != "2")
     proof = verify(lambda: model(torch.randn(16, 32)).sum().backward(), model, announce=False)
     incomplete = dataclasses.replace(proof, not_checked=("a: not compared",))
     wrong = dataclasses.replace(incomplete, problems=("b: wrong",))
     outcomes = [proof_outcome(facts_of(each)) for each in (proof, incomplete, wrong)]
     assert outcomes == [ProofOutcome.PROVED, ProofOutcome.UNPROVEN, ProofOutcome.DISPROVED]
     assert [cause_of_fault(facts_of(each)) for each in (incomplete, wrong)] == [Cause.UNPROVEN, Cause.NOT_FP8]
+    stored = json.loads(json.dumps(facts_of(proof)["census"]))
+    by_operand = {(each["gemm"], each["role"], each["format"]): each["layers"] for each in stored}
+    ran = [("output", "weight", "float8_e4m3fn"), ("grad_weight", "grad_output", "float8_e5m2")]
+    assert [by_operand[operand] for operand in ran] == [2, 2]
+    once = ["float8_e5m2", "did not run", "float32"]  # the first layer's input needs no gradient
+    assert [by_operand["grad_input", "grad_output", dtype] for dtype in once] == [1, 1, 1]
     assert cause_of_fault({}) is Cause.NOT_FP8  # a count, without a proof
     assert proof_outcome({"verify_outcome": "words"}) is ProofOutcome.UNPROVEN
