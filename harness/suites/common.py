@@ -151,7 +151,7 @@ def compile_missing(device: str, recipe: Recipe | None = None) -> Unsupported | 
     """Why compiled arms can't run on this device, in whole or of a recipe."""
     casts = recipe.casts if recipe is not None and torch.device(device).type == "cpu" else ()
     blocks = any(cast.is_four_bit and cast.granularity == "1x32" for cast in casts)
-    why = "torch 2.13's compiler has no e8m0, the scales of 1x32, on a CPU: take the eager arm" * blocks
+    why = "torch's compiler has no e8m0, the scales of 1x32, on a CPU: take the eager arm" * blocks
     return lacking(compile_unavailable(device), Cause.MISSING) or lacking(why)
 
 
