@@ -64,13 +64,14 @@ def known(word: object) -> Cause:
 
 
 OUT_OF_MEMORY = "out of memory"
-# What the kernel and the loader say where the machine has no more of something, and the way out.
+# What the kernel and the loader say where the machine has no more of something or a file was cut off, and the way out.
 NO_MORE = {
     "Too many open files": "ulimit -n allows more",
     "No space left on device": "free some where it writes, such as TMPDIR={tmp}",
     "Disk quota exceeded": "free some where it writes, such as TMPDIR={tmp}",
     "File too large": "ulimit -f allows more",
     "failed to map segment": "ulimit -v allows more memory",
+    "file too short": "a compilation was cut off: delete that file",
 }
 
 
@@ -124,7 +125,7 @@ def one_line(error: BaseException) -> str:
 
 
 def refused(error: BaseException) -> str:
-    """What an exception says that the machine has no more of, and the way out; "" where it says none of that."""
+    """The line of an exception that says what the machine has no more of or is cut off, and the way out; "" without one."""
     for line in text_of(error).splitlines():  # of a compiler's many, the one that says it
         for phrase, way in NO_MORE.items():
             if phrase in line:

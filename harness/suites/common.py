@@ -147,9 +147,12 @@ def lacking(reason: str | None, cause: Cause = Cause.UNSUPPORTED) -> Unsupported
     return Unsupported("device", reason, cause) if reason else None
 
 
-def compile_missing(device: str) -> Unsupported | None:
-    """Why compiled arms can't run on this device."""
-    return lacking(compile_unavailable(device), Cause.MISSING)
+def compile_missing(device: str, recipe: Recipe | None = None) -> Unsupported | None:
+    """Why compiled arms can't run on this device, in whole or of a recipe."""
+    casts = recipe.casts if recipe is not None and torch.device(device).type == "cpu" else ()
+    blocks = any(cast.is_four_bit and cast.granularity == "1x32" for cast in casts)
+    why = "torch's compiler has no e8m0, the scales of 1x32, on a CPU: take the eager arm" * blocks
+    return lacking(compile_unavailable(device), Cause.MISSING) or lacking(why)
 
 
 def peer_missing(peer: Peer | None, device: str) -> Unsupported | None:

@@ -118,7 +118,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
         why = peer_missing(peer, device) or why or lacking(peer.unfit(recipe.name, device))
     if why is None and recipe is not None and recipe.kernels != "auto":
         why = kernels_missing(device, f"repeat {recipe.name}_{'compile' if compiled else 'eager'}")
-    return why or (compile_missing(device) if compiled else None)
+    return why or (compile_missing(device, recipe) if compiled else None)
 
 
 def gemms_unsupported(case: Case, recipe: Recipe | None, device: str) -> Unsupported | None:

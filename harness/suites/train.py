@@ -146,7 +146,7 @@ def unsupported(case: Case, arm: str, device: str) -> Unsupported | None:
             return Unsupported("device", reason)
     if (world := ranks_of(case)) > 1 and (why := _not_on_ranks(case, setup, world, device)):
         return why
-    why = compile_missing(device) if setup.compiled else None
+    why = compile_missing(device, setup.recipe) if setup.compiled else None
     # Who brings a model knows its tokens; a layer that can't take them says so.
     tokens = setup.batch * setup.seq if isinstance(resolve(setup.model), ModelSpec) else 0
     why = why or recipe_unsupported(setup.recipe, tokens, device)
