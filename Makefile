@@ -67,7 +67,7 @@ check: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -c "from importlinter.cli import lint_imports_command as main; main()"
-	$(PY) tests/studies/house.py --weight
+	$(PY) reports/studies/house.py --weight
 
 format: $(READY)
 	$(PY) -m ruff format .

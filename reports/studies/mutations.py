@@ -37,13 +37,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import house
 import pandas as pd
 from coverage import CoverageData
 from mutator import Mutation, find, select
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "studies"))
-import house  # noqa: E402
 
 PACKAGES = ("fp8core", "harness")
 LEFT_OUT = "not slow and not benchmark_bar and not clients and not cluster and not gpu"

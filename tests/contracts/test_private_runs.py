@@ -94,7 +94,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(folder: Path, *commands: tuple[str, ...]) -> tuple[list[str], Path, dict[str, str]]:
-    """Words of an interpreter, its folder and environment: of these commands, whose exit codes are the last line of its output."""
+    """The words, folder and environment of an interpreter for these commands; their exit codes are the last line of its output."""
     places = [f"results_dir={folder}/made/results", f"reports_dir={folder}/made/reports"]
     lines = [
         [*QUICKLY, *w, *places, "device=cpu"] if w[0].startswith("sweep") else [*w, *places] for w in commands

@@ -222,7 +222,7 @@ def test_what_did_not_fit_is_said_only_where_rows_say_it(tmp_path, recipe, known
 
 
 def test_a_baseline_that_says_bf16_is_one_without_fp8(tmp_path):
-    """As suite train stores it; its FP8 arm lacks memory where the baseline fits."""
+    """Stored as suite train does; its FP8 arm lacks memory where the baseline fits."""
     base, *rest = Invented().times(STEP, {"bf16_eager": {"ms": 1.0}})
     base = dataclasses.replace(base, resolved={**base.resolved, "recipe": "bf16"})
     failed = absent(STEP, "rowwise_eager", "failed", LACKS, "bf16_eager", cause=Cause.OOM)

@@ -410,7 +410,7 @@ def test_a_loss_of_one_recipe_is_not_claimed_of_another(tmp_path):
 
 @pytest.mark.parametrize("env", [None, H200])
 def test_what_was_measured_comes_before_what_was_not(tmp_path, env):
-    """Of training runs alone the first sentence is about the loss; times and single results were never asked for."""
+    """Training runs alone: the first sentence is about the loss; times and single results were never asked for."""
     found = stored(tmp_path, losses(rowwise=0.0003), **({"env": env} if env else {}))
     (same,) = (a for a in verdicts.answers(found) if a.about == "same")
     first, rest = lead_of(found)

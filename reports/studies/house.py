@@ -1,4 +1,4 @@
-"""The house in figures, as markdown: `python tests/studies/house.py [--repeats 3]`; `--picture` prints the rooms of docs/architecture.md,
+"""The house in figures, as markdown: `python reports/studies/house.py [--repeats 3]`; `--picture` prints the rooms of docs/architecture.md,
 `--weight` exits 1 where a room holds more tokens of code than pyproject.toml allows it (`make check`).
 
 Packages, modules and lines; import layers; pages that are too long; the CPU seconds (user and system, the least of so many

@@ -1,4 +1,4 @@
-"""A new user's first hour, by the documentation alone: `python tests/studies/newcomer.py CHECKOUT [--here] [--only STEP ...]`.
+"""A new user's first hour, by the documentation alone: `python reports/studies/newcomer.py CHECKOUT [--here] [--only STEP ...]`.
 
 CHECKOUT is a fresh clone. Each command is read from a page of it, so that one that is no longer there ends the script (exit 2).
 Home and caches are empty. Steps run in a new folder, with the environment that `make quick` sets up; with `--here` with the

@@ -1,6 +1,6 @@
 """How many files of this project one command enters, and how often it goes from one to another.
 
-    python tests/studies/files_entered.py sweep=gemm device=cpu shapes=[] axes.M=64 axes.K=64 axes.N=64 isolate=false
+    python reports/studies/files_entered.py sweep=gemm device=cpu shapes=[] axes.M=64 axes.K=64 axes.N=64 isolate=false
 
 With `isolate=false` all of a sweep is in one process; what other processes do is not counted.
 """
