@@ -281,7 +281,8 @@ def _exchange(
         return arrived
     operand = cast_one(x.contiguous(), cast, 1)
     assert isinstance(operand, Float8Tensor)
-    scales = operand.scale_inv.contiguous().view(torch.uint8)  # [T, 4]
+    # [T, 4]; of no tokens a scale may have a stride of 0, which has no bytes to view
+    scales = operand.scale_inv.reshape(-1).view(torch.uint8).view(-1, SCALE_BYTES)
     packed = torch.cat((operand.qdata.contiguous().view(torch.uint8), scales), 1)
     arrived = packed.new_empty(sum(here), packed.shape[1])
     dist.all_to_all_single(arrived, packed, here, away, group)

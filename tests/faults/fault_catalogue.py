@@ -117,7 +117,7 @@ def four_times(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def amax_of(change: Callable[..., torch.Tensor]) -> Patches:
-    return [("fp8core.cast.amax", change)]
+    return [("fp8core.cast.amax", change), *both_ways(SCALE_AND_CAST)]
 
 
 def neighbours_row(x: torch.Tensor, granularity: Any = "tensorwise", dim: int = -1) -> torch.Tensor:
