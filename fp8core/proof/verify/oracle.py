@@ -156,7 +156,9 @@ class TiledOperand:
         return index * 0 if count == 1 else index if count == size else index // (32 if mx else 128)
 
     def _along(self, scale: torch.Tensor, dim: int, part: slice | torch.Tensor) -> torch.Tensor:
-        return scale if scale.shape[dim] == 1 else scale.index_select(dim, self.blocks(scale, dim, part))
+        if scale.shape[dim] == 1 or not scale.numel():  # of a batch without tokens
+            return scale
+        return scale.index_select(dim, self.blocks(scale, dim, part))
 
     def spread(self, scale: torch.Tensor | None, lines: slice, along: slice) -> torch.Tensor:
         """Scales that broadcast to a tile, float64."""
