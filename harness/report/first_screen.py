@@ -112,7 +112,7 @@ class FirstScreen:
             doubts(machine, named.arm) if named else (),
             checks(machine, named) if named else None,
             is_gain,
-            unshown(machine.verdicts),
+            bool(unshown(machine.verdicts)),
             gathered((", ".join(why), s.arm) for s in standing if (why := doubts(machine, s.arm))),
             absent if machine.is_gpu else (),
         )

@@ -111,14 +111,17 @@ def _shared_by_all(machine: Machine) -> str:
     abouts = [about for setup in machine.trainings for about in setup.resolved.values()]
     loss_from = {str(about["loss_from"]) for about in abouts if about.get("loss_from")}
     judged = f"Loss judged: {'; '.join(sorted(loss_from))}." if loss_from - {_WHOLE} else ""
-    missing = "; ".join(dict.fromkeys(m for v in machine.verdicts for m in v.missing))
+    lacks = dict.fromkeys(m for v in machine.verdicts for m in v.missing)
+    everywhere = [m for m in lacks if all(m in v.missing for v in machine.verdicts)]
+    in_some = [m for m in lacks if m not in everywhere]
     return " ".join(filter(None, (
         f"All rows: {text.axes_said(axes, shared)}.",
         judged,
         "Gaps are candidate minus control of the same seed, relative to the control's loss, mean over seeds with its "
         f"{100 * PASS_CONFIDENCE:g} % interval; margin {LIMIT:g} %; above 0 is worse.",
         *dict.fromkeys(v.verdict.limits for v in machine.verdicts),
-        f"Missing: {missing}." if missing else "",
+        f"Missing: {'; '.join(everywhere)}." if everywhere else "",
+        f"Missing in some of these set-ups: {'; '.join(in_some)}." if in_some else "",
     )))  # fmt: skip
 
 

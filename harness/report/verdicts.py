@@ -361,6 +361,6 @@ def trains_the_same(machine: Machine) -> Answer:
         return answer("same", found, "no FP8 arm was trained in these runs", has_evidence=False)
     outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
-    unseen = unshown(machine.verdicts) and (found in ("yes", "partly") or set(count) == {"PASS"})
-    lacking = f", no {NEGATIVE} to compare" if unseen else ""
+    unseen = unshown(machine.verdicts) if found in ("yes", "partly") or set(count) == {"PASS"} else ""
+    lacking = f", no {NEGATIVE} {unseen}" if unseen else ""
     return answer("same", found, f"{text.plural(count.total(), 'FP8 arm')}: {outcomes}{lacking}")

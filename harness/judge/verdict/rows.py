@@ -193,9 +193,11 @@ def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
     return list(gathered(((v.run_id, json.dumps(v.axes, sort_keys=True)), v) for v in verdicts).values())
 
 
-def unshown(verdicts: list[ArmVerdict]) -> bool:
-    """Whether a set-up has no arm with a known fault, so that nobody has seen one fail there."""
-    return any(all(v.fields.variant != NEGATIVE for v in own) for own in by_setup(verdicts))
+def unshown(verdicts: list[ArmVerdict]) -> str:
+    """Which set-ups have no arm with a known fault, so that nobody has seen one fail there: "", "in 1 of 2 set-ups", "here"."""
+    every = by_setup(verdicts)
+    bare = sum(all(v.fields.variant != NEGATIVE for v in own) for own in every)
+    return "" if not bare else "here" if bare == len(every) else f"in {bare} of {len(every)} set-ups"
 
 
 def trains_the_same(verdicts: list[ArmVerdict]) -> Literal["yes", "partly", "no", "can't tell"]:

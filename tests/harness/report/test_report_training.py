@@ -55,6 +55,24 @@ def test_a_set_up_is_named_by_what_is_set_and_differs(tmp_path):
     assert "data_path" not in made.caption + str(made.columns)
 
 
+def test_a_control_that_one_of_two_set_ups_lacks_is_not_said_to_be_missing(tmp_path):
+    """Oracle: the runs; `negative_control` was run with 300 steps alone."""
+    both = [
+        rows_of_runs(a, b, {**AXES, "steps": n})
+        for n in (300, 600)
+        for a, b in (("base", BASE), ("tensorwise", shifted(BASE)))
+    ]
+    broken = rows_of_runs("negative_control", shifted(BASE, 1.0), {**AXES, "steps": 300})
+    found = run_of(tmp_path, *both, broken)
+    everywhere, _, in_some = training.verdict_table(found).caption.partition(
+        "Missing in some of these set-ups: "
+    )
+    assert "negative_control" in in_some
+    assert "negative_control" not in everywhere
+    *_, answer = verdicts.answers(found)
+    assert answer.clause.endswith("no negative_control in 1 of 2 set-ups")
+
+
 @pytest.mark.parametrize(
     ("arms", "verdict"),
     [
