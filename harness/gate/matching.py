@@ -139,6 +139,7 @@ def _units(
     units: list[Unit] = []
     broken: dict[tuple[str, str], Unit | None] = {}
     mended: list[str] = []
+    facts: dict[str, Unit] = {}
     for key, rows in mine.items():
         row, arm = rows[0], (key.case_id, key.arm)
         fields = {**key._asdict(), "case": labels[row.axes]}
@@ -170,13 +171,15 @@ def _units(
         units.append(unit)
         if is_there:
             unit.after, unit.rows = found[0].value, (rows, found)
-            units += _declared(unit, policy, releases)
+            for each in _declared(unit, policy, releases):  # two times of an arm may state the same
+                facts.setdefault(f"{each.key} {each.before} {each.after}", each)
             continue
         there = found[0] if found else _absent(arms[arm])
         unit.set_aside(*_lost(there))
         if elsewhere and there is not None and there.status == "skipped":
             # Another machine may lack a compiler or a kernel, whatever the code.
             unit.set_aside(UnitState.OPEN, f"{unit.reason}; the baseline's machine is another")
+    units += facts.values()
     if unjudged := [unit for unit in broken.values() if unit]:
         notes.append(
             Loud(

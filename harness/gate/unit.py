@@ -58,7 +58,7 @@ class SlowdownCause(NamedTuple):
     evidence: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # a unit is itself: arrays have no truth value
 class Unit:
     """One metric of one arm of one case.
 

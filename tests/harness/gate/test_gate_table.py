@@ -290,6 +290,20 @@ add(
     machine_free=True,
 )
 
+add(
+    "two times of an arm state an improved count once",
+    [
+        [
+            row
+            for m in ("time_ms", "forward_backward_ms")
+            for row in [time_row(0, Times()(), metric=m, resolved=r)]
+        ]
+        for r in (STATED, {**STATED, "operator_calls": 9})
+    ],
+    0,
+    "time_ms OK, forward_backward_ms OK, compile_graph_breaks OK, operator_calls IMPROVED, fp8_layers OK",
+)
+
 # Why it is slower
 
 AT = [1980.0] * 10
