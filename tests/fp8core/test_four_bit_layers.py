@@ -688,8 +688,9 @@ def test_views_of_an_operand_keep_both_levels_of_its_scale() -> None:
 
 def test_a_pickle_of_other_fields_is_refused() -> None:
     """Fields are pickled by place, and those of four bits came in between: the format's flag would be a rounding."""
-    for thing in (NV, NV.output, NV.output.a, NV.history):
-        state = thing.__getstate__()  # type: ignore[union-attr]
+    things: tuple[Any, ...] = (NV, NV.output, NV.output.a, NV.history)
+    for thing in things:
         assert pickle.loads(pickle.dumps(thing)) == thing
+        empty, state = object.__new__(type(thing)), thing.__getstate__()
         with pytest.raises(ValueError, match="state_dict"):
-            object.__new__(type(thing)).__setstate__(state[:-1])  # type: ignore[union-attr]
+            empty.__setstate__(state[:-1])
