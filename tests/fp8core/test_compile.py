@@ -52,15 +52,13 @@ def assert_one_graph() -> None:
 def test_every_recipe_is_one_graph_and_equals_eager(backend: str) -> None:
     """Oracle: eager, bitwise: casts are bit-equal and both run the same products. float32, because fusion skips roundings
     of bfloat16 intermediates. Only Inductor's bias gradients, plain sums, add in another order. The graph calls the fused
-    casts and our matmul, each once a use. Of four bits grad_weight has all there is, in half the time; Inductor has all GEMMs."""
+    casts and our matmul, each once a use."""
     recipes = [
         *(
             on_cpu(name) for name in RECIPES if name not in ("static", "mxfp8", "mxfp4")
         ),  # torch 2.13's CPU code generator has no float8_e8m0fnu
         *(RECIPES[name].with_kernels("always") for name in ("rowwise", "blockwise", "delayed")),
     ]
-    if backend == "aot":
-        recipes = [r.in_high_precision("output", "grad_input") if r.is_four_bit else r for r in recipes]
     padded = Float8Linear(64, 40, config=dataclasses.replace(RECIPES["rowwise"], pad_inner_dim=True))
     model = nn.Sequential(*(Float8Linear(64, 64, config=recipe) for recipe in recipes), padded)
     x, parameters = torch.randn(2, 16, 64), list(model.parameters())
@@ -100,7 +98,7 @@ def test_every_recipe_is_one_graph_and_equals_eager(backend: str) -> None:
         "fp8core.matmul": 3 * sum(recipe.backend == "triton" for recipe in recipes),
         "fp8core.amax": 3,  # delayed scales have not moved yet
         "fp8core.cast_both": 3,
-        "fp8core.four_bit_mm": 1,
+        "fp8core.four_bit_mm": 3,
     }
 
 

@@ -296,12 +296,14 @@ def can_mount() -> bool:
 MOUNTS = pytest.mark.skipif(not can_mount(), reason="needs a user namespace that may mount")
 BY_DAY = {
     "/dev/full",
+    "no HOME",
     "few files",
     "little memory",
     "folder gone",
     "bytes",
     "no space",
     "read-only",
+    "three at once",
 }
 
 
