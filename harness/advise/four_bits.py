@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.advise.losses import NEAR, Loss, distance, of
+from harness.advise.losses import NEAR, GapInterval, Loss, distance, of
 from harness.store.tables import rows_beside
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class PublicComparison:
     target: str
     word: str
     gap: str
-    interval: str
+    interval: GapInterval | None
     arms: str
     samples: str
     differs: int
@@ -56,15 +56,15 @@ class PublicComparison:
     @property
     def loss(self) -> str:
         """The verdict on losses at equal tokens, with its gap."""
-        gap = f"({self.interval})" * bool(self.interval)
-        return " ".join(filter(None, (self.word or "not judged", self.gap, gap)))
+        interval = f"({self.interval})" if self.interval else ""
+        return " ".join(filter(None, (self.word or "not judged", self.gap, interval)))
 
     def lines(self, parameters: int, tokens: int | None) -> tuple[str, str]:
         """The comparison, its loss first; the size that was asked about says whether it is near."""
         far = "" if distance((self.parameters, self.tokens), (parameters, tokens)) <= NEAR else "; not near"
         return (
-            f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {self.loss}, samples to "
-            f"{self.target}: {self.samples.replace(' ', 'x ', 1)}{far}",
+            f"{self.precision} against {self.against}, {self.model}, {self.arms}: loss at equal tokens {self.loss}, "
+            f"samples to {self.target}: {self.samples}{far}",
             f"{self.gpus}: in {self.time} of the time, {self.time_arms}; {self.differs} other settings differ: {self.source}",
         )
 
@@ -86,11 +86,12 @@ class FourBitEvidence:
 
 def comparisons() -> tuple[PublicComparison, ...]:
     """Every line of the table."""
-    numbers = ("parameters", "tokens", "differs")
-    return tuple(
-        PublicComparison(**{**row, **{name: int(row[name]) for name in numbers}})  # type: ignore[arg-type]
-        for row in rows_beside(__file__, FILE.name)
-    )
+    found = []
+    for row in rows_beside(__file__, FILE.name):
+        numbers = {name: int(row[name]) for name in ("parameters", "tokens", "differs")}
+        texts: dict[str, Any] = {n: text for n, text in row.items() if n not in ("low", "high", "confidence")}
+        found.append(PublicComparison(**{**texts, **numbers, "interval": GapInterval.of(row)}))
+    return tuple(found)
 
 
 def known(gpu: str, recipes: Iterable[str], parameters: int, tokens: int | None) -> FourBitEvidence:

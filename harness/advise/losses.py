@@ -9,8 +9,12 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.store.tables import rows_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FILE = Path(__file__).with_suffix(".csv")
 FAIL = "FAIL"
@@ -18,6 +22,24 @@ FACTOR = 4.0  # between sizes of which one says something of the other
 NEAR = math.log(FACTOR) * (1 + 1e-9)
 # A precision as others call it -> the recipe of fp8core that casts so; a recipe's own name stands for itself
 PRECISIONS = {"FP8-current": "tensorwise", "FP8-delayed": "delayed", "MXFP8": "mxfp8"}
+
+
+@dataclass(frozen=True, slots=True)
+class GapInterval:
+    """The interval of the gap of two losses: ends in percent of the base's loss, level as a share."""
+
+    low: float
+    high: float
+    confidence: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, str]) -> GapInterval | None:
+        """The columns of these names; None where they are empty."""
+        ends = (row["low"], row["high"], row["confidence"])
+        return cls(*map(float, ends)) if all(ends) else None
+
+    def __str__(self) -> str:
+        return f"{100 * self.confidence:g} % interval {self.low:+.3f} to {self.high:+.3f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +54,7 @@ class Loss:
         gap: of the losses, as "+0.392 %".
         seeds: runs of each side.
         source: where the runs are.
-        interval: of the gap, with its level; "" where there is none.
+        interval: of the gap; None where there is none.
         counts: it was found within `FACTOR` of what is asked about, in parameters and in tokens.
     """
 
@@ -44,7 +66,7 @@ class Loss:
     gap: str
     seeds: str
     source: str
-    interval: str = ""
+    interval: GapInterval | None = None
     counts: bool = False
 
     @property
@@ -66,7 +88,7 @@ def known() -> tuple[Loss, ...]:
             row["gap"],
             row["seeds"],
             row["source"],
-            row["interval"],
+            GapInterval.of(row),
         )
         for row in rows_beside(__file__, FILE.name)
     )

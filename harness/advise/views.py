@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from harness.advise.advice import Advice
+    from harness.advise.four_bits import PublicComparison
     from harness.advise.losses import Loss
     from harness.advise.step import Ratio
 
@@ -150,7 +151,7 @@ def _judged(recipe: str, loss: Loss | None) -> str:
 
 def verdict_of(loss: Loss) -> str:
     """A verdict with its gap and the size of its runs."""
-    gap = f" {loss.gap}" + f" ({loss.interval})" * bool(loss.interval)
+    gap = f" {loss.gap}" + (f" ({loss.interval})" if loss.interval else "")
     size = f"{_scaled(loss.parameters)} parameters, {_scaled(loss.tokens)} tokens"
     return f"{loss.recipe} {loss.word}{gap} at {size}"
 
@@ -364,10 +365,16 @@ def code_of(found: Advice) -> str:
     return as_code(found.chosen.recipe.name, found.left_out, **gathers)
 
 
+def _compared(found: Loss | PublicComparison, names: str) -> dict[str, Any]:
+    """Attributes by name, and the interval of the gap in percent of the loss; None where there is none."""
+    interval = found.interval and printer.picked(found.interval, "low high confidence")
+    return {**printer.picked(found, names), "interval": interval}
+
+
 def _data(found: Advice) -> dict[str, Any]:
     memory, chosen, picked = found.memory, found.chosen, printer.picked
-    loss = "recipe model parameters tokens word gap interval seeds source counts"
-    compared = "precision against model parameters tokens target word gap interval arms samples differs gpu gpus time time_arms source"
+    loss = "recipe model parameters tokens word gap seeds source counts"
+    compared = "precision against model parameters tokens target word gap arms samples differs gpu gpus time time_arms source"
     check = "what case arm predicted measured run_id low high error"
     return {
         "model": found.model.name,
@@ -375,7 +382,7 @@ def _data(found: Advice) -> dict[str, Any]:
         "tokens": found.model.tokens,
         "decision": found.answer,
         "decision_by_time": chosen.by_time,
-        "loss": chosen.loss and picked(chosen.loss, loss),
+        "loss": chosen.loss and _compared(chosen.loss, loss),
         "recipe": chosen.recipe.name,
         **picked(found, "library fp8_all_gather tp_fp8_all_gather schedule"),
         "reasons": [picked(each, "question finding speaks_for") for each in found.reasons],
@@ -387,9 +394,9 @@ def _data(found: Advice) -> dict[str, Any]:
         "not_measured": "; ".join(found.not_measured),
         "four_bits": found.four_bits
         and {
-            "public": [picked(each, compared) for each in found.four_bits.public],
+            "public": [_compared(each, compared) for each in found.four_bits.public],
             "elsewhere": found.four_bits.elsewhere,
-            "losses": {name: each and picked(each, loss) for name, each in found.four_bits.losses.items()},
+            "losses": {name: each and _compared(each, loss) for name, each in found.four_bits.losses.items()},
         },
         "memory": memory and picked(memory, "bf16 fp8 device whole ways word") | {"margin": MARGIN},
         "step_speedup": _ratio(chosen.step),

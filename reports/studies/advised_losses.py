@@ -27,18 +27,20 @@ OWN = (
 )
 # Parameters, all of which are trained, of the benchmarks whose reference is known to run in bf16
 PARAMETERS = {"llama31_8b": 8_030_261_248, "llama31_405b": 405_853_388_800}
+LEDGER_CONFIDENCE = 0.95  # of the ledger's intervals
 ADAPTED = {"llama2_70b_lora": 68_976_648_192}  # of which adapters alone are trained
 
 
-def interval(low: float, high: float) -> str:
-    """Two shares of the loss in percent."""
-    return f"{percent(low)[:-2]} to {percent(high)}"
+def interval(low: float, high: float, confidence: float) -> dict[str, str]:
+    """The columns of an interval of a gap: shares of the loss in percent, and the level; empty where there is none."""
+    ends = [f"{100 * end:.3f}" for end in (low, high)] if math.isfinite(low) else ["", ""]
+    return {"low": ends[0], "high": ends[1], "confidence": f"{confidence:g}" * bool(ends[0])}
 
 
-def ledger_interval(row: Mapping[str, str]) -> str:
-    """The interval of a gap of the ledger: by arms, the wider one, where there are enough, else by runs; "" without a gap."""
-    low, high = (row[f"gap_{end}_arms"] or row[f"gap_{end}_runs"] for end in ("low", "high"))
-    return f"95 % interval {interval(float(low), float(high))}" if low else ""
+def ledger_interval(row: Mapping[str, str]) -> dict[str, str]:
+    """That of the ledger: by arms, the wider one, where there are enough, else by runs."""
+    low, high = (float(row[f"gap_{end}_arms"] or row[f"gap_{end}_runs"] or "nan") for end in ("low", "high"))
+    return interval(low, high, LEDGER_CONFIDENCE)
 
 
 def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -63,9 +65,7 @@ def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
                 "tokens": str(steps * a_step),
                 "word": found.verdict.outcome,
                 "gap": percent(late.effect) if late else "no gap",
-                "interval": f"{100 * PASS_CONFIDENCE:.0f} % interval {interval(late.low, late.high)}"
-                if late and math.isfinite(late.low)
-                else "",
+                **interval(*((late.low, late.high) if late else (math.nan, math.nan)), PASS_CONFIDENCE),
                 "seeds": str(len(setup.arms[found.arm])),
                 "source": folder,
             })  # fmt: skip
@@ -81,7 +81,7 @@ def table(ledger: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
                 "tokens": str(round(np.mean([arms[name].samples.mean() for name in row["candidate_arms"].split()]) * int(row["seq"]))),
                 "word": row["word"],
                 "gap": percent(float(row["gap"])) if row["gap"] else "no gap",
-                "interval": ledger_interval(row),
+                **ledger_interval(row),
                 "seeds": row["candidate_runs"],
                 "source": f"reports/published/ledger.csv, {row['number']}",
             })  # fmt: skip
@@ -111,7 +111,7 @@ def four_bits(ledger: Iterable[Mapping[str, str]], names: Mapping[str, str]) -> 
             "target": row["target"],
             "word": row["word"],
             "gap": percent(float(row["gap"])) if row["gap"] else "",
-            "interval": ledger_interval(row),
+            **ledger_interval(row),
             "arms": row["scope"],
             "samples": f"{float(row['samples_ratio']):.3f} ({float(row['samples_low_arms'] or row['samples_low_runs']):.3f} to "
             f"{float(row['samples_high_arms'] or row['samples_high_runs']):.3f})",

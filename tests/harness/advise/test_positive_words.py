@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.advise import decide, losses
 from harness.advise.casts import CastCost, RecipeCost
 from harness.advise.command import answer, parse
-from harness.advise.losses import FACTOR, Loss
+from harness.advise.losses import FACTOR, GapInterval, Loss
 from harness.advise.views import AdviceView
 from harness.training.step import Step
 
@@ -50,11 +50,12 @@ def test_a_verdict_on_a_loss_counts_near_its_size_alone(
 def test_a_loss_stands_with_its_gap_whatever_its_word(word: str) -> None:
     """Oracle: the record. An INCONCLUSIVE without its gap hides what the seeds gave."""
     found = answer(parse(["model=llama3_1b", "gpu=h200", "checkpointing=full"]))
-    known = replace(loss(10**9, 10**9, word), interval="90 % interval +0.5 to +1.5 %")
+    known = replace(loss(10**9, 10**9, word), interval=GapInterval(0.5, 1.5, 0.9))
     view = AdviceView(replace(found, chosen=replace(found.chosen, loss=known)))
     (line,) = (line for line in view.lines() if line.startswith("loss: "))
-    assert [text for text in (word, known.gap, known.interval) if text not in line] == []
-    assert view.data()["loss"] | {"interval": known.interval, "gap": known.gap} == view.data()["loss"]
+    assert [text for text in (word, known.gap, "90 % interval +0.500 to +1.500 %") if text not in line] == []
+    expected = {"gap": known.gap, "interval": {"low": 0.5, "high": 1.5, "confidence": 0.9}}
+    assert view.data()["loss"] | expected == view.data()["loss"]
 
 
 @given(value=st.floats(1.0, 3.0), width=st.sampled_from([1024, 8192, 16384]))
