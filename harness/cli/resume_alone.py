@@ -63,8 +63,10 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         ]
         own = [word for word in words if _key(word) != "resume"]
         now = load([f"sweep={stored['name']}", *same, *own], resolve_device).config.plain()
-        told = {k: v for k, v in deciding(now).items() if any(f"{k}.".startswith(f"{key}.") for key in given)}
-        refuse_other_settings(about["run_id"], about, {**deciding(stored), **told})
+        named = {
+            k: v for k, v in deciding(now).items() if any(f"{k}.".startswith(f"{key}.") for key in given)
+        }
+        refuse_other_settings(about["run_id"], about, {**deciding(stored), **named})
     except UsageError as error:
         raise UsageError(f"resume={name}: {error}") from error
     config = {**now, **{key: value for key, value in stored.items() if key not in OF_ONE_COMMAND}}

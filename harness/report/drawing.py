@@ -108,9 +108,7 @@ class Sheet:
                 found.setdefault(label, handle)
         if found:
             across = len(found) if len(found) < 6 else 4
-            more = (
-                math.ceil(len(found) / across) - 1
-            )  # rows beside the first, which takes nothing from the panels
+            more = math.ceil(len(found) / across) - 1  # the first row takes nothing from the panels
             self.figure.set_figheight(self.figure.get_figheight() + LEGEND_ROW * more)
             place: Any = {"loc": "outside upper left", "ncols": across, "borderpad": 0, "labelcolor": INK}
             self.figure.legend(list(found.values()), list(found), **place)

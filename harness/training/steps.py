@@ -204,7 +204,10 @@ def facts_of(proof: Proof) -> dict[str, object]:
         "fp8_gemms": proof.counted,
         "fp8_gemms_expected": proof.predicted,
     }
-    alike = Counter(tuple(vars(operand).items())[1:] for operand in census(proof).rows)
+    alike = Counter(
+        tuple((name, value) for name, value in vars(operand).items() if name != "layer")
+        for operand in census(proof).rows
+    )
     if alike:  # one entry for all layers whose operands were the same
         facts["census"] = [{**dict(operand), "layers": count} for operand, count in alike.items()]
     if proof.warnings:
