@@ -17,7 +17,7 @@ import torch
 import unit_models
 from torch import nn
 
-from fp8core import E4M3FN, E5M2, convert_to_float8_training, verify
+from fp8core import E4M3FN, E5M2, convert_to_float8_training, quantize, verify
 from fp8core.gemm import BACKENDS
 from fp8core.proof import adders
 from fp8core.proof.adders import Register, registers_of
@@ -106,7 +106,7 @@ def product(
     if without:
         codes[0][:, -without:] = 0
     promote = 0 if (cell.fast if fast is None else fast) else 128
-    size = {"blockwise": 128, "mx": 32}.get(cell.granularity, cell.K)
+    size = 128 if cell.granularity == "blockwise" else cell.K
     total = torch.zeros(cell.M, cell.N, dtype=torch.float64)
     for start in range(0, cell.K, size):
         along = slice(start, start + size)
@@ -142,13 +142,28 @@ def test_no_right_product_is_accused() -> None:
     assert alarms(cells()[::17]) == []
 
 
-def test_products_of_mx_blocks_are_judged_by_their_own_scales() -> None:
-    """Several blocks of 32 along K, in the modelled columns too: right ones pass, and a row 10 % too large does not."""
-    some = [Cell(48, 256, 32, "mx", fast, unit_models.HOPPER) for fast in (True, False)]
-    assert alarms(some, ("gaussian", "mean", "positive", "outliers")) == []
-    a, b = operands(some[0], "gaussian")
-    wrong = product(some[0], a, b) * torch.where(torch.arange(48) == 3, 1.1, 1.0)[:, None]
-    assert judged(some[0], a, b, wrong).beyond == 1
+@pytest.mark.parametrize("kind", ["gaussian", "outliers"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_products_of_mx_blocks_are_judged_by_their_own_scales(fast: bool, kind: str) -> None:
+    """Oracle: the codes and scales of `quantize`, block by block of 32, here of sizes that lie binades apart."""
+    cell = Cell(48, 256, 32, "mx", fast, unit_models.HOPPER)
+    sizes = torch.tensor([1.0, 2**9, 2**-7, 2**4, 2**-3, 2**6, 1.0, 2**-9]).repeat_interleave(32)
+    hp = [side.x * sizes for side in operands(cell, kind)]
+    a, b = (TiledOperand.of(x, Cast(E4M3FN, "1x32")) for x in hp)
+    codes, other = (quantize(x, E4M3FN, "1x32") for x in hp)
+    right = torch.zeros(cell.M, cell.N, dtype=torch.float64)
+    for block in range(cell.K // 32):
+        along = slice(32 * block, 32 * block + 32)
+        part = unit_models.unit_sum(
+            codes.qdata[:, along], other.qdata[:, along], cell.bits, 0 if fast else 128
+        )
+        scales = [side.scale_inv[:, block : block + 1].double() for side in (codes, other)]
+        right += part * scales[0] * scales[1].t()
+    for sketched in (False, True):
+        verdict = judged(cell, a, b, right, sketched=sketched)
+        assert verdict.fault == verdict.inconclusive == ""
+    wrong = right * torch.where(torch.arange(cell.M) == 3, 1.1, 1.0)[:, None]
+    assert judged(cell, a, b, wrong).beyond == 1
 
 
 @pytest.mark.slow
