@@ -31,7 +31,6 @@ def run_sweep(overrides: Sequence[str]) -> int:
 def follow_sweep(overrides: Sequence[str], store: Any, rank: int) -> int:
     """Take part in the same command, of which another process of torchrun's is rank 0; return the exit code."""
     with raw_output.captured():
-        from harness.engine.bench import Setting
         from harness.engine.far import Follower
         from harness.engine.plan import make_plan
         from harness.suites import SUITES
@@ -40,7 +39,6 @@ def follow_sweep(overrides: Sequence[str], store: Any, rank: int) -> int:
             request = load_request(overrides, environment.device_kind)
             config, cases = request.config, make_plan(request.config, SUITES).cases
         except UsageError as error:  # rank 0 says so
-            return Follower(rank, {}, None, Path(), one_line(error)).follow(store)
-        own = Setting(config.device, request.timing, warm_compile=config.warm_compile)
+            return Follower(rank, {}, Path(), one_line(error)).follow(store)
         by_id = {planned.case.case_id: planned for planned in cases}
-        return Follower(rank, by_id, own, Path(config.results_dir)).follow(store)
+        return Follower(rank, by_id, Path(config.results_dir)).follow(store)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import functools
 import gc
-import importlib
 import itertools
 import json
 import math
@@ -25,10 +24,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +33,7 @@ from torch import Tensor, library, nn
 from torch.nn.modules import module
 
 from harness.engine import process_state
+from harness.engine.calls import called
 from harness.engine.rows import PreparedArm, about, numerics_rows, row
 from harness.engine.stages import Stage, StageKind, Steps
 from harness.machine import fork_server, ranks
@@ -61,7 +59,7 @@ from harness.timing.workload import Suite, TrialOutcome, TrialSuite
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from harness.engine.bench import Setting
+    from harness.engine.calls import Message
     from harness.engine.plan import PlannedCase
     from harness.store.measurement import Measurement
     from harness.timing.workload import Workload
@@ -95,9 +93,6 @@ TIMER = ("method", "l2", "resolution_ms", "hold")
 
 _chance = random.SystemRandom()  # no seed by which an arm could know what is looked at
 _clone = torch.clone
-
-# A suite is a module, which does not pickle; its name does.
-ForkingPickler.register(ModuleType, lambda module: (importlib.import_module, (module.__name__,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +146,17 @@ def serve(parent: Connection, output: Connection, conditions: Conditions, seat: 
 
     while True:
         try:
-            fn, args = parent.recv()
+            asked = json.loads(parent.recv_bytes())
         except (EOFError, OSError):
             return
-        except Exception as error:  # noqa: BLE001 - a suite that can be sent, and not be made anew here
-            answer = _failed(error)
-        else:
-            answer = answered(fn, args, notify, BaseException)
+        answer = answered(_do, (asked,), notify, BaseException)
         sys.stdout.flush()
         parent.send_bytes(answer)
+
+
+def _do(notify: OnStage, asked: Message) -> Any:
+    fn, args = called(asked)
+    return fn(notify, *args)
 
 
 def answered(fn: Callable[..., Any], args: tuple[Any, ...], notify: OnStage, caught: Any) -> bytes:
@@ -168,13 +165,9 @@ def answered(fn: Callable[..., Any], args: tuple[Any, ...], notify: OnStage, cau
     try:
         return json.dumps({"result": plain(fn(notify, *args)), **_raised}).encode()
     except caught as error:
-        return _failed(error)
-
-
-def _failed(error: BaseException) -> bytes:
-    _note(error)
-    found = {"failed": plain(_words(error)), "cause": cause_of(error, Cause.RUN), **_raised}
-    return json.dumps(found).encode()
+        _note(error)
+        found = {"failed": plain(_words(error)), "cause": cause_of(error, Cause.RUN), **_raised}
+        return json.dumps(found).encode()
 
 
 def _words(error: BaseException) -> str:
@@ -384,8 +377,17 @@ def lost(device: str) -> str:
     return _spoiled[0] if _spoiled else ""
 
 
-def prepare(notify: OnStage, planned: PlannedCase, name: str, setting: Setting) -> dict[str, Any]:
-    """Build, compile and check an arm; only one that is right may be timed.
+class How(NamedTuple):
+    """How an arm is got ready; see `harness.engine.bench.Setting`."""
+
+    device: str
+    folder: Path | None
+    warm_compile: bool
+    in_turns: bool
+
+
+def prepare(notify: OnStage, planned: PlannedCase, name: str, *how: Any) -> dict[str, Any]:
+    """Build, compile and check an arm, as `How` has it; only one that is right may be timed.
 
     Returns:
         Its rows up to here, and its facts; None where it may not be timed, as the last row says.
@@ -398,6 +400,7 @@ def prepare(notify: OnStage, planned: PlannedCase, name: str, setting: Setting) 
             "may change it in the functions of its peer alone",
             Cause.ERROR,
         )
+    setting = How(*how)
     timer = device_timer(setting.device)
     begin_alike(planned.case.seed)
     rows: list[Measurement] = []
@@ -432,7 +435,7 @@ def begin_alike(seed: int) -> None:
 
 
 def _prepared(
-    notify: OnStage, planned: PlannedCase, name: str, setting: Setting, timer: Timer, rows: list[Measurement]
+    notify: OnStage, planned: PlannedCase, name: str, setting: How, timer: Timer, rows: list[Measurement]
 ) -> PreparedArm | None:
     suite, info = planned.suite, planned.suite.ARMS[name]
     assert isinstance(suite, Suite)
@@ -468,7 +471,7 @@ def _prepared(
     return arm
 
 
-def _compile(planned: PlannedCase, arm: PreparedArm, setting: Setting, timer: Timer) -> list[Measurement]:
+def _compile(planned: PlannedCase, arm: PreparedArm, setting: How, timer: Timer) -> list[Measurement]:
     """The first call of a compiled arm, timed apart from all others; again with warm caches where it can be."""
     compiling.prime(setting.device)
     work = arm.workload

@@ -24,7 +24,7 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.engine import arm_process, process_state
+from harness.engine import arm_process, calls, process_state
 from harness.engine.arm_process import Conditions, answered
 from harness.engine.far import Far
 from harness.engine.rows import PreparedArm, row
@@ -139,7 +139,7 @@ class ArmRunner:
 
         Args:
             fn: of `harness.engine.arm_process`.
-            args: picklable.
+            args: as `harness.engine.calls` takes them.
             what: is under way, for the words of a fault.
             meanwhile: called here while it works.
             notify: given its signs of life.
@@ -257,8 +257,13 @@ class Process(ArmRunner):
     ) -> list[dict[str, Any]]:
         if self.fault:
             raise RemoteError(self.fault, Cause.DIED)
-        for one in self._ones:
-            one.send(fn, args)
+        try:
+            message = calls.message(fn, args)
+            for one in self._ones:
+                one.send(message)
+        except (TypeError, ValueError) as error:
+            why = f"cannot be handed to a worker process: {error}; isolate=false does it in this one"
+            raise RemoteError(why, Cause.ERROR) from error
         if meanwhile is not None:
             meanwhile()
         found: dict[int, dict[str, Any]] = {}
@@ -558,9 +563,10 @@ def prepared(
     """
     try:
         runner = arm_pool.of(name)
-        made = runner.call(
-            arm_process.prepare, planned, name, setting, what=f"it was begun in arm {name}", notify=notify
-        )
+        folder = setting.folder if runner.world == 1 else None  # ranks would write the same file
+        how = arm_process.How(setting.device, folder, setting.warm_compile, setting.in_turns)
+        what = f"it was begun in arm {name}"
+        made = runner.call(arm_process.prepare, planned, name, *how, what=what, notify=notify)
         for sent in made["rows"]:
             own = {field: sent[field] for field in arm_process.SENT}
             own |= {"cause": Cause(sent["cause"]), "samples": tuple(sent["samples"])}

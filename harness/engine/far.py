@@ -1,8 +1,8 @@
 """Far: a rank of an arm in another process of torchrun's, maybe on another host, as rank 0 has it; and what that process does.
 
-All that they tell each other is JSON in torch's store (`harness.machine.torchrun`): a call by its name, a case by its id, of which
-each process has composed and planned its own from the same command line. So whoever reaches the store can have a case measured
-that this command measures, and nothing else. The version is that of `harness.engine.turns`.
+All that they tell each other is JSON in torch's store (`harness.machine.torchrun`): calls as in `harness.engine.calls`. Of a case
+its id counts: each process has composed and planned its own from the same command line. So whoever reaches the store can have a
+case measured that this command measures, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.engine import arm_process
-from harness.engine.plan import PlannedCase
+from harness.engine import arm_process, calls
 from harness.engine.served import SIGN_S, SIGNS, Served
-from harness.engine.turns import VERSION
 from harness.machine import torchrun
 from harness.machine.ranks import Meeting, Seat
 from harness.machine.torchrun import SILENT_S, WAY
@@ -31,14 +29,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from multiprocessing.connection import Connection
 
-    from harness.engine.bench import Setting
+    from harness.engine.calls import Message
+    from harness.engine.plan import PlannedCase
     from harness.machine.processes import Deadline
 
 END_S = 15.0  # for an answer to what needs no work
 JOIN_S = 1.0  # for a thread that has its answer
-CALLS = (
-    "started_threads", "join", "prepare", "allocate", "release", "call", "sample", "finish", "clear", "trial",
-)  # fmt: skip
+CALLS = {
+    f"{arm_process.__name__}:{name}"
+    for name in [
+        "started_threads",
+        "join",
+        "prepare",
+        "allocate",
+        "release",
+        "call",
+        "sample",
+        "finish",
+        "clear",
+        "trial",
+    ]
+}
 _numbers = itertools.count()  # of the processes that a rank is to start
 
 
@@ -66,7 +77,7 @@ class Far:
         self._number, self._store = next(_numbers), torchrun.client()
         self._ours, heard = Pipe(duplex=False)
         self._heard, self._why, self._killed = 0, "", False  # answers; why there are no more
-        self._send("start", version=VERSION, meeting=meeting, anew=anew)
+        self._send("start", version=calls.VERSION, meeting=meeting, anew=anew)
         self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
         self._listener.start()
 
@@ -85,10 +96,10 @@ class Far:
             self._why = str(fault).splitlines()[0]
         heard.close()
 
-    def send(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def send(self, message: Message) -> None:
         """See `Served`."""
         with suppress(RuntimeError):  # the store is gone: its answer says so
-            self._send("call", call=fn.__name__, args=[_as_data(one) for one in args])
+            self._send("call", **message)
 
     def waited(self) -> list[Any]:
         """See `Served`."""
@@ -153,23 +164,12 @@ class Far:
         return json.loads(self._store.get(key))
 
 
-def _as_data(value: Any) -> Any:
-    if isinstance(value, PlannedCase):
-        return {"case": value.case.case_id}
-    if isinstance(value, Path):
-        return {"folder": str(value)}
-    from harness.engine.bench import Setting  # which imports this module
-
-    return {"setting": True} if isinstance(value, Setting) else value
-
-
 class Follower:
     """A process of torchrun's other than rank 0's: does what that asks for, until it lets this one go.
 
     Args:
         rank: its number.
         cases: by id, as this process has planned them.
-        setting: how they are measured.
         results: below which the folders of runs are.
         refused: why there is no plan; "" where there is one.
     """
@@ -178,12 +178,10 @@ class Follower:
         self,
         rank: int,
         cases: Mapping[str, PlannedCase],
-        setting: Setting | None,
         results: Path,
         refused: str = "",
     ) -> None:
-        self._rank, self._cases, self._setting = rank, cases, setting
-        self._results, self._refused = results.absolute(), refused
+        self._rank, self._cases, self._results, self._refused = rank, cases, results.absolute(), refused
         self._mine: dict[int, tuple[Served, threading.Thread]] = {}
 
     def follow(self, store: Any) -> int:
@@ -206,11 +204,12 @@ class Follower:
         one, thread = self._mine[number]
         if what == "call":
             try:
-                fn, args = self._called(message)
+                asked = self._allowed(message)
             except (LookupError, TypeError) as error:
                 # Only its words: the process goes on
-                fn, args = arm_process.refuse, (self._refused or f"rank {self._rank}: {one_line(error)}",)
-            one.send(fn, args)
+                why = self._refused or f"rank {self._rank}: {one_line(error)}"
+                asked = calls.message(arm_process.refuse, [why])
+            one.send(asked)
         elif what == "where":
             store.set(f"where/{self._rank}/{number}", json.dumps(one.stack()))
         elif what == "end":
@@ -220,9 +219,9 @@ class Follower:
             store.set(f"end/{self._rank}/{number}", json.dumps(True))
 
     def _start(self, number: int, message: Mapping[str, Any]) -> None:
-        if message["version"] != VERSION:
+        if message["version"] != calls.VERSION:
             raise UsageError(
-                f"rank 0 speaks version {message['version']} of what ranks tell each other, rank {self._rank} version {VERSION}: "
+                f"rank 0 speaks version {message['version']} of what ranks tell each other, rank {self._rank} version {calls.VERSION}: "
                 "install the same version on all hosts"
             )
         meeting = Meeting(*message["meeting"])
@@ -233,29 +232,27 @@ class Follower:
         self._mine[number] = one, threading.Thread(target=_send_answers, args=words, daemon=True)
         self._mine[number][1].start()
 
-    def _called(self, message: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A call with its arguments.
+    def _allowed(self, message: Mapping[str, Any]) -> Message:
+        """A call of an arm's process, of a case as this command has planned it, in a folder of this command.
 
         Raises:
-            LookupError: no such call, or another case or folder than this command has.
+            LookupError: it is not.
         """
         if message["call"] not in CALLS:
             raise LookupError(f"no call {message['call']}")
-        return getattr(arm_process, message["call"]), tuple(map(self._argument, message["args"]))
+        return {"call": message["call"], "args": [*map(self._argument, message["args"])]}
 
     def _argument(self, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        if "setting" in given:
-            return self._setting
         if "folder" in given:
             folder = Path(given["folder"])
             if ".." in folder.parts or not folder.is_relative_to(self._results):
                 raise LookupError(f"{folder} does not lie in {self._results}")
-            return folder
+            return given
         if given["case"] not in self._cases:
             raise LookupError(f"no case {given['case']} in its plan: start all ranks with the same words")
-        return self._cases[given["case"]]
+        return calls.as_data(self._cases[given["case"]])
 
 
 def _send_answers(one: Served, lines: list[str], key: str) -> None:

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from harness.engine.arm_process import serve
 from harness.machine import fork_server
 from harness.machine.processes import MARK, ending, kill_all_of
-from harness.store.errors import Cause, RemoteError, one_line
+from harness.store.errors import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from harness.engine.arm_process import Conditions
+    from harness.engine.calls import Message
     from harness.machine.processes import Deadline
     from harness.machine.ranks import Seat
 
@@ -135,22 +135,11 @@ class Served:
         theirs.close()
         output_pipe.close()
 
-    def send(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Tells it a call; that it is gone shows in its answer.
-
-        Raises:
-            RemoteError: the call cannot be told.
-        """
+    def send(self, message: Message) -> None:
+        """Asks for a call; that it is gone shows in its answer."""
         self._printed.begin()
-        try:
-            message = ForkingPickler.dumps((fn, args))
-        except Exception as error:  # whatever an object raises that does not let itself be pickled
-            why = (
-                f"cannot be handed to a worker process ({one_line(error)}); isolate=false does it in this one"
-            )
-            raise RemoteError(why, Cause.ERROR) from error
         with suppress(OSError):
-            self._ours.send_bytes(message)
+            self._ours.send_bytes(json.dumps(message).encode())
 
     def waited(self) -> list[Any]:
         """What can be waited for. The pipe last: where the answer is there, so is all that was printed before it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from toy import ToySuite
+from toy import ToySuite, as_module
 
 from harness import store
 from harness.engine import arm_process
@@ -64,7 +64,7 @@ def toy_plan(cases: int) -> SweepPlan:
         "name": "toy", "suite": "toy", "axes": {"n": list(range(1, cases + 1))}, "shapes": [], "arms": [],
         "parts": {}, "model": None, "seed": 0, "device": "cpu",
     }  # fmt: skip
-    return make_plan(SweepConfig.of(config), {"toy": ToySuite()})
+    return make_plan(SweepConfig.of(config), {"toy": as_module(ToySuite())})
 
 
 def writer(folder: Path) -> store.RunWriter:

@@ -31,13 +31,14 @@ def run(fn: Callable[..., Any], world: int, *args: Any, timeout_s: float = 120.0
     """
     process = Process(Conditions.here(), TimeLimits(silence_s=timeout_s), _print, world)
     try:
-        found = process.call_each(_called, fn, args, what="its start")
+        found = process.call_each(_called, pickle.dumps((fn, args)).hex(), what="its start")
     finally:
         process.close()
     return [pickle.loads(bytes.fromhex(one)) for one in found]
 
 
-def _called(_: object, fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+def _called(_: object, pickled: str) -> str:
+    fn, args = pickle.loads(bytes.fromhex(pickled))
     if not dist.is_initialized():  # the only rank
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:

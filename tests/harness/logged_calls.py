@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toy import ToySuite, planned
+from toy import ToySuite, as_module, planned
 
 from harness import store
 from harness.engine.arm_process import Conditions
@@ -47,7 +47,7 @@ class Called:
 
 
 def plan(suite: ToySuite) -> SweepPlan:
-    return planned(suite, {"n": [1]})
+    return planned(as_module(suite), {"n": [1]})
 
 
 def sweep(suite: ToySuite, folder: Path, **changes: Any) -> RunOutcome:

@@ -5,12 +5,18 @@ Each worker imports this anew: pytest and the command line, half a second, are l
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pickle
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.timing.workload import ArmInfo, Axis, Numerics, Unsupported, Workload
+from harness.timing.workload import ArmInfo, Axis, Numerics, Plannable, Unsupported, Workload
 
 if TYPE_CHECKING:
     import pytest
@@ -69,6 +75,25 @@ class ToySuite:
             bytes_moved=2.0,
             resolved={"timed": "nothing"},
         )
+
+
+@functools.cache
+def _modules() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory()
+    sys.path.append(folder.name)
+    return folder
+
+
+def as_module(suite: Plannable) -> ModuleType:
+    """The suite as what suites are: a module, which the processes of arms find by its name."""
+    folder = Path(_modules().name)
+    name = f"toy_{id(suite):x}_{len([*folder.iterdir()])}"
+    (folder / f"{name}.py").write_text(
+        f"import pickle\nsuite = pickle.loads({pickle.dumps(suite)!r})\n"
+        "globals().update({name: getattr(suite, name) for name in dir(suite) if not name.startswith('_')})\n"
+    )
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
 
 
 SWEEP = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -261,6 +262,14 @@ class Unruly(ToySuite):
             given |= ACTS[act](case) or {}
         resolved = {"process": os.getpid(), **given.pop("resolved", {})}
         return Workload(**given, resolved=resolved)
+
+
+class Muttering(Unruly):
+    """The command's own process mutters while the sweep is planned."""
+
+    def unsupported(self, case: Case, arm: str, device: str) -> None:
+        if multiprocessing.parent_process() is None:
+            mutter(case, "parent")
 
 
 class Alone(Unruly):

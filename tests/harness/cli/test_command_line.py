@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy import ToySuite
+from toy import ToySuite, as_module
 from unruly import Unruly
 
 from harness import store
@@ -121,10 +121,10 @@ def test_resume_by_other_code_says_what_changed_and_can_be_forced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One case before a change of code and of torch, one after it; the report shows both."""
-    monkeypatch.setitem(run.SUITES, "toy", Unruly(acts={2: "die"}))
+    monkeypatch.setitem(run.SUITES, "toy", as_module(Unruly(acts={2: "die"})))
     assert main(["sweep=toy", "device=cpu"]) == 1
     folder = Path(lines(capsys)[0][-2].split()[-1])
-    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    monkeypatch.setitem(run.SUITES, "toy", as_module(Unruly()))
     real = environment.fingerprint
     changed = {"code": "0123456789ab", "git_commit": "f" * 40, "torch": "9.9"}
     monkeypatch.setattr(environment, "fingerprint", lambda *given: {**real(*given), **changed})

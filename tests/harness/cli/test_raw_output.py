@@ -22,19 +22,13 @@ timing: {min_rounds: 3, max_rounds: 3, min_samples: 1, min_seconds: 0.0, warmup_
          warmup_min_seconds: 0.0, warmup_max_seconds: 0.1}
 """
 CHILD = """
-import multiprocessing, sys
-import unruly
+import sys
 from harness.__main__ import main
 from harness.cli import run
-
-class Muttering(unruly.Unruly):
-    def unsupported(self, case, arm, device):
-        if multiprocessing.parent_process() is None:  # while the sweep is planned
-            unruly.mutter(case, "parent")
-        return None
-
-run.SUITES["toy"] = Muttering(acts={1: "mutter", 3: "exits"})
+from toy import as_module
+from unruly import Muttering
 if __name__ == "__main__":
+    run.SUITES["toy"] = as_module(Muttering(acts={1: "mutter", 3: "exits"}))
     sys.exit(main(sys.argv[1:]))
 """
 

@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-from toy import ToySuite, planned
+from toy import ToySuite, as_module, planned
 from unruly import FOUR, Alone, Unruly, fault, kept
 
 from harness import store
@@ -51,7 +51,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(suite: ToySuite, count: int) -> SweepPlan:
-    return planned(suite, {"n": list(range(1, count + 1))})
+    return planned(as_module(suite), {"n": list(range(1, count + 1))})
 
 
 def sweep(

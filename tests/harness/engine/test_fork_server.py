@@ -133,7 +133,7 @@ if __name__ == "__main__":
             os.kill(os.getpid(), then)
         return real(*given)
     setattr(owner, name, stop)
-    run.SUITES["toy"] = toy.ToySuite()
+    run.SUITES["toy"] = toy.as_module(toy.ToySuite())
     sys.argv = ["harness", "sweep=toy", "device=cpu", "run_id=r", "isolate=true", "report=false"]
     sys.exit(__main__.console())
 """

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from toy import as_module
 from unruly import Unruly
 
 from harness import store
@@ -70,7 +71,7 @@ def test_an_exception_of_the_parent_ends_its_workers_and_is_recorded(
 ) -> None:
     """What an interpreter waits for before it exits are the processes that `multiprocessing` has started."""
     call, state = POINTS[point]
-    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    monkeypatch.setitem(run.SUITES, "toy", as_module(Unruly()))
     plant(point, call, monkeypatch.setattr)
     assert main(WORDS) == 7
     assert multiprocessing.active_children() == []
@@ -88,7 +89,9 @@ def test_what_a_case_started_in_a_session_of_its_own_ends_with_the_command(
 ) -> None:
     dies = (isolate, act) == ("true", "detach")  # a dead worker's processes are known by their mark alone
     bystander = subprocess.Popen(["/bin/sleep", "600"], env={})  # of who called the command, before it
-    monkeypatch.setitem(run.SUITES, "toy", Unruly(acts={1: act, 2: "die_detached" if dies else act}))
+    monkeypatch.setitem(
+        run.SUITES, "toy", as_module(Unruly(acts={1: act, 2: "die_detached" if dies else act}))
+    )
     assert main(["sweep=toy", "device=cpu", f"isolate={isolate}"]) == (1 if dies else 0)
     pids = [int(path.read_text()) for path in Path().glob("detached-*")]
     assert len(pids) >= 2
@@ -112,7 +115,7 @@ def test_an_interrupt_after_the_last_row_names_the_command_that_makes_the_report
     def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    monkeypatch.setitem(run.SUITES, "toy", as_module(Unruly()))
     with monkeypatch.context() as patch:
         patch.setattr(f"harness.cli.measure.{point}", interrupted)
         assert main([*WORDS, "isolate=false"]) == 2
@@ -138,7 +141,7 @@ def test_an_interrupted_command_waits_for_its_helpers_once_its_state_is_written(
         signal.raise_signal(signal.SIGTERM)
 
     real = BaseProcess.join
-    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    monkeypatch.setitem(run.SUITES, "toy", as_module(Unruly()))
     monkeypatch.setattr("harness.engine.executor._Run.store", interrupted)
     monkeypatch.setattr(BaseProcess, "join", join)
     beside = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), daemon=True)

@@ -21,7 +21,7 @@ import pandas as pd
 import psutil
 import pytest
 from test_executor_faults import of_case, sweep
-from toy import SWEEP
+from toy import SWEEP, as_module
 from unruly import FOUR, Unruly
 
 from harness import store
@@ -152,10 +152,11 @@ CHILD = """
 import signal, sys
 from harness.__main__ import console
 from harness.cli import run
+from toy import as_module
 from unruly import Unruly
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" hands it down as ignored
-run.SUITES["toy"] = Unruly()
 if __name__ == "__main__":
+    run.SUITES["toy"] = as_module(Unruly())
     sys.exit(console())
 """
 CASES = 40
@@ -169,7 +170,7 @@ def here(
     enter_folder_with_sweep("toy", SWEEP % list(range(1, CASES + 1)))
     (tmp_path / "child.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    monkeypatch.setitem(run.SUITES, "toy", Unruly())
+    monkeypatch.setitem(run.SUITES, "toy", as_module(Unruly()))
     return tmp_path
 
 

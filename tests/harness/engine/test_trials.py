@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 import pytest
+from toy import as_module
 from toy_trials import ToyTrials
 from trial_runs import WHOLE, curves, execute
 
@@ -69,11 +71,11 @@ axes: {seed: [0, 1]}
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyTrials:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "sweeps" / "toyt.yaml").write_text(SWEEP)
     monkeypatch.chdir(tmp_path)
-    suite = ToyTrials()
+    suite = as_module(ToyTrials())
     monkeypatch.setitem(run.SUITES, "toy_trials", suite)
     return suite
 
@@ -87,7 +89,7 @@ def runs(capsys: pytest.CaptureFixture[str]) -> pd.DataFrame:
 
 @pytest.mark.parametrize("spread", [[], ["shard=0/1"]])
 def test_what_one_shard_stored_of_a_case_is_not_made_again_by_another(
-    spread: list[str], command: ToyTrials, monkeypatch: pytest.MonkeyPatch
+    spread: list[str], command: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the third of four arms; the rest is made without shards, or by those of another number."""
     words = ["sweep=toyt", "device=cpu", "isolate=false", "quiet=true", "axes.seed=0"]
@@ -112,7 +114,7 @@ def test_what_one_shard_stored_of_a_case_is_not_made_again_by_another(
     ],
 )
 def test_mixed_precision_and_recipe_choose_the_arms(
-    words: list[str], arms: set[str], command: ToyTrials, capsys: pytest.CaptureFixture[str]
+    words: list[str], arms: set[str], command: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep=toyt", "device=cpu", "workers=1", *words]) == 0
     assert set(runs(capsys)["arm"]) == arms
@@ -130,7 +132,7 @@ def test_mixed_precision_and_recipe_choose_the_arms(
     ],
 )  # fmt: skip
 def test_what_is_refused_is_one_line_and_nothing_is_written(
-    words: list[str], message: str, command: ToyTrials, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
     assert main(["sweep=toyt", "device=cpu", *words]) == 2
@@ -156,7 +158,7 @@ def test_what_is_refused_is_one_line_and_nothing_is_written(
     ],
 )
 def test_the_command_line_makes_runs_of_a_key_that_is_an_axis(
-    words: list[str], axis: str, value: str, command: ToyTrials, capsys: pytest.CaptureFixture[str]
+    words: list[str], axis: str, value: str, command: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep=toyt", "device=cpu", "workers=1", *words]) == 0
     frame = runs(capsys)

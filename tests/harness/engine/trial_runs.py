@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-from toy import planned
+from toy import as_module, planned
 from toy_trials import STEPS, ToyTrials
 
 from harness import store
@@ -24,7 +24,7 @@ ARMS = ("base", "tensorwise", "rowwise", "broken")
 
 
 def plan(suite: ToyTrials, seeds: int = 2) -> SweepPlan:
-    return planned(suite, {"seed": list(range(seeds))})
+    return planned(as_module(suite), {"seed": list(range(seeds))})
 
 
 def writer(folder: Path) -> store.RunWriter:

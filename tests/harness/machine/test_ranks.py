@@ -20,6 +20,9 @@ from on_ranks import run
 from torch.distributed.fsdp import fully_shard
 
 from harness import store
+from harness.engine import arm_process, calls
+from harness.engine.arm_process import Conditions
+from harness.engine.arms import Process, TimeLimits
 from harness.engine.far import CALLS, Follower
 from harness.engine.plan import PlannedCase
 from harness.machine import torchrun
@@ -177,8 +180,16 @@ def test_shapes_that_differ_between_ranks_are_told_by_torch(
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
-    with pytest.raises(RemoteError, match="cannot be handed"):
-        run(lambda: 0, 2)
+    process = Process(Conditions.here(), TimeLimits(), lambda lines: None)
+    try:
+        for fn, *args in [(lambda told: 0,), (arm_process.refuse, 1j), (arm_process.refuse, {1, 2})]:
+            with pytest.raises(RemoteError) as caught:
+                process.call(fn, *args)
+            assert "isolate=false" in str(caught.value)
+            assert caught.value.cause is Cause.ERROR
+        assert process.call(arm_process.started_threads) == ""
+    finally:
+        process.close()
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:
@@ -231,21 +242,26 @@ def test_whoever_writes_into_the_store_has_measured_what_this_command_measures_a
     """Oracle: the calls and cases of this command. All is JSON: no message makes an object or calls what it names."""
     case = Case.of("parallel", {"cell": "ddp", "steps": 1})
     planned = PlannedCase("parallel", parallel, case, ("no_fp8",))
-    follower, store = Follower(1, {case.case_id: planned}, None, tmp_path), Store()
+    follower, store = Follower(1, {case.case_id: planned}, tmp_path), Store()
 
-    def called(call: str, *args: object) -> tuple[Any, tuple[Any, ...]]:
-        return follower._called({"call": call, "args": args})
+    def called(call: str, *args: object) -> tuple[Any, list[Any]]:
+        return calls.called(follower._allowed({"call": call, "args": args}))
 
-    fn, args = called("trial", {"case": case.case_id}, "no_fp8", "cpu", {"folder": f"{tmp_path}/r/a"})
-    assert fn.__name__ == "trial"
-    assert args == (planned, "no_fp8", "cpu", tmp_path / "r/a")
-    assert set(CALLS) >= {"prepare", "sample", "finish", "trial"}
+    trial = f"{arm_process.__name__}:trial"
+    of_another = {"case": case.case_id, "suite": "os", "point": ["os", {}, 1]}
+    fn, (found, *args) = called(trial, of_another, "no_fp8", "cpu", {"folder": f"{tmp_path}/r/a"})
+    assert fn is arm_process.trial
+    assert (found.suite, found.case) == (parallel, case)
+    assert args == ["no_fp8", "cpu", tmp_path / "r/a"]
+    assert set(CALLS) >= {f"{arm_process.__name__}:{name}" for name in ("prepare", "sample", "finish")}
     for wrong in (
-        ("refuse", "x"),
-        ("os.system", "true"),
-        ("trial", {"case": "of another plan"}),
-        ("trial", {"folder": "/etc"}),
-        ("trial", {"folder": f"{tmp_path}/../x"}),
+        (f"{arm_process.__name__}:refuse", "x"),
+        (f"{arm_process.__name__}:os", "x"),
+        ("os:system", "true"),
+        (trial, {"case": "of another plan", "suite": "os"}),
+        (trial, {}),
+        (trial, {"folder": "/etc"}),
+        (trial, {"folder": f"{tmp_path}/../x"}),
     ):
         with pytest.raises(LookupError):
             called(*wrong)
