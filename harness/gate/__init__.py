@@ -10,6 +10,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -217,7 +218,10 @@ def _measure_two(options: Options) -> GateAnswer | None:
         else:
             # What times them is the base commit's on both sides
             trees.replace_files(sides["baseline"], sides["candidate"], base.clock)
-            instrument = Sweeping(sides, _words(options), policy.blocks, options.alone)
+            own = partial(trees.replace_files, root, sides["candidate"], base.clock) if base.clock else None
+            instrument = Sweeping(
+                sides, _words(options), policy.blocks, commits, own, alone="cases" * options.alone
+            )
         try:
             return GateAnswer.of(_session(options, policy, instrument, notes=base.notes).run())
         except command.NothingElseError as error:

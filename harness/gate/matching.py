@@ -105,6 +105,9 @@ def match(baseline: Side, candidate: Side, mode: Mode, policy: Policy) -> Matche
             notes.append(f"{len(timed)} times were not judged: ratios need one kind of device on both sides")
     else:
         _fill(timed, policy, notes, paired=mode == "paired")
+        for unit in timed:
+            if candidate.alone == "clocks" and unit.is_sound_time:
+                unit.set_aside(UnitState.EXCLUDED, "each side was timed by a clock of its own")
     return Matched(units, _control(baseline, candidate, mode), notes)
 
 

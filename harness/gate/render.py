@@ -46,6 +46,7 @@ HEADLINE = {
 }
 MODES = {
     "paired": "rounds measured together, pair by pair",
+    "alone": "in each round one side after the other, so that a drift cancels less",
     "stored": "two stored runs, not measured together; the tolerance is widened by session_spread",
     "machine-free": "what no machine changes, and ratios within each run",
     "broken": "one side does not run, so nothing was measured",
@@ -119,6 +120,7 @@ class GateAnswer:
             "date": j.date.isoformat(),
             "mode": j.mode,
             "session": j.baseline.session if j.mode == "paired" else "",
+            "alone": j.candidate.alone,
             **{
                 name: {"name": side.name, "commit": side.env.get("git_commit"), "env_id": side.env_id}
                 for name, side in (("baseline", j.baseline), ("candidate", j.candidate))
@@ -317,7 +319,7 @@ def _conditions(j: Judgement) -> list[str]:
     has_torch = env.get("torch") or not env.get("python")
     software = f"torch {env.get('torch')}" if has_torch else f"Python {env['python']}"
     lines = [
-        f"baseline {j.baseline.commit}, candidate {j.candidate.commit}: {MODES[j.mode]}",
+        f"baseline {j.baseline.commit}, candidate {j.candidate.commit}: {MODES['alone' if j.candidate.alone and j.mode == 'paired' else j.mode]}",
         f"{device}{power}, {software}, {j.date.isoformat()}" if env else j.date.isoformat(),
     ]
     if j.mode != "machine-free":

@@ -15,7 +15,7 @@ import random
 import secrets
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -86,11 +86,14 @@ class Instrument:
         trees: work tree by side ("baseline", "candidate"), or one side alone.
         words: what was asked for, as it was typed.
         blocks: of each arm in a round.
+        alone: one process at a time, and a drift cancels less: "cases", for memory (`--alone`); "sweeps", where sides take no
+            turns; "clocks", and each has a clock of its own; "" while both are alive.
     """
 
     trees: Mapping[str, Path]
     words: Sequence[str]
     blocks: int
+    alone: str = field(default="", kw_only=True)
 
     def set_up(self, report: Callable[[str], None]) -> None:
         """Makes the trees ready; takes none of the time allowed.
@@ -241,6 +244,7 @@ class Session:
                         **gate,
                         "session": self.folder.name,
                         "blocks": self.instrument.blocks,
+                        "alone": self.instrument.alone,
                         "side": side,
                     },
                 },

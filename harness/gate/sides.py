@@ -41,6 +41,7 @@ class Side:
     notes: tuple[str, ...] = ()
     runs: tuple[str, ...] = field(default=())
     looks: int = 1  # at the first stage, which what its rounds gave made longer
+    alone: str = ""  # see `harness.gate.runner.Instrument`
 
     @property
     def first(self) -> pd.DataFrame:
@@ -82,7 +83,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         fields = differing_fields(*list(envs.values())[:2])
         raise GateError(Exit.INVALID, f"{role}: rows of several environments ({fields}); name one run")
     ((env_id, env),) = envs.items()
-    stage_of, sessions, files, looks = {}, set(), 0, 1
+    stage_of, sessions, files, looks, alone = {}, set(), 0, 1, ""
     for folder in {Path(file).parent for file in frame.attrs["files"]}:
         about = store.read_about(folder)
         gate = about.get("gate") or {}
@@ -90,6 +91,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         stage_of[str(about.get("run_id", ""))] = int(gate.get("stage", FIRST))
         sessions.add(str(gate.get("session", "")))
         looks = max(looks, int(gate.get("looks", 1)))
+        alone = alone or str(gate.get("alone", ""))
         planned = int(gate.get("pairs", 0))
         done = int(gate.get("rounds", planned))
         if role == "candidate" and done < planned:
@@ -113,6 +115,7 @@ def load_side(name: str | Path, role: Literal["baseline", "candidate"], results_
         notes=tuple(notes),
         runs=tuple(sorted(frame["run_id"].dropna().unique())),
         looks=looks,
+        alone=alone,
     )
 
 

@@ -4,6 +4,9 @@ Each side is its tree's own command, which asks for its turns (`harness.engine.t
 round both are alive together: each builds and checks its arms, and then the two alternate in random order, several times. A
 neighbour on the machine, a clock or a temperature strikes both sides of a turn alike.
 
+Where the baseline takes no turns, or the candidate does not start with the baseline's clock, each side runs its whole sweep by
+its own command line in each round, one after the other. Every tree whose rows can be read knows `WORDS`.
+
 Cost: `pairs` x (start of two processes, 3 s on two free CPU cores and 10 s with CUDA, + 2 x (checks of every case + cases
 x arms x blocks x block_ms)).
 """
@@ -17,18 +20,19 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
 from harness.engine.turns import VERSION
-from harness.gate.options import Exit, GateError
+from harness.gate.options import Exit, GateError, Loud
 from harness.gate.runner import Instrument, OutOfTimeError, SideError
+from harness.store.outside import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
 
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 START_S, PREPARE_S, BLOCK_S = 180.0, 600.0, 120.0  # a message later than this is none
 LOOK_S = 0.2  # between two looks at whether a process that is silent has ended
 REFUSED = 2  # exit code of a tree that works and cannot do what was asked
+ENDED = (0, 1)  # of a sweep that came to its end: all arms are sound, or one failed
 CRASHED = (1, int(Exit.INTERNAL))  # of a traceback: of Python itself, and of the harness
 LIMITS = ("budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib")  # of a sweep; the gate has its own
 # What a round asks of a sweep beside the user's words.
@@ -47,6 +52,7 @@ APART = (
     "run python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN, if it is a commit that takes no "
     "turns"
 )
+TWO_CLOCKS = "NO TIME JUDGED: each side was timed by its own harness/timing, and they differ"
 
 
 class EndedError(RuntimeError):
@@ -68,9 +74,10 @@ class Sweep:
         tree: the work tree whose command it is.
         words: of its command line.
         folder: for its rows and what it prints.
+        in_turns: False: it measures every case, and sends nothing.
     """
 
-    def __init__(self, tree: Path, words: Sequence[str], folder: Path) -> None:
+    def __init__(self, tree: Path, words: Sequence[str], folder: Path, *, in_turns: bool = True) -> None:
         self._folder = folder
         self._pipe, theirs = Pipe()
         with theirs, (folder / "output").open("wb") as output:
@@ -84,7 +91,7 @@ class Sweep:
                     *words,
                     *WORDS,
                     f"results_dir={folder}",
-                    f"turns={number}",
+                    *[f"turns={number}"] * in_turns,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -129,7 +136,7 @@ class Sweep:
         Raises:
             GateError: some cannot be read (exit 6).
         """
-        rows = store.read(self._folder)
+        rows = store.open_run(self._folder)
         if rows.attrs["problems"]:
             raise GateError(Exit.INCONCLUSIVE, f"cannot read {rows.attrs['problems'][0]}; measure again")
         return rows
@@ -147,27 +154,51 @@ class Sweeping(Instrument):
     """The instrument of a sweep.
 
     Attributes:
-        alone: one process at a time, where both would not fit into the device's memory; a drift then cancels less.
+        commits: of each tree.
+        own_clock: gives the candidate its own `harness/timing` back; None where that is the baseline's.
+        no_turns: what the verdict has to say of sides that take no turns; nothing while they do.
     """
 
-    alone: bool = False
+    commits: Mapping[str, str] = field(default_factory=dict)
+    own_clock: Callable[[], None] | None = None
+    no_turns: list[str] = field(default_factory=list)
 
     def measure(self, this: GateRound) -> None:
         """One round of all sides, together or in the order given."""
-        for sides in [[side] for side in this.sides] if self.alone else [this.sides]:
-            with ExitStack() as stack:
-                self._measure(this, sides, stack)
+        try:
+            for sides in [[side] for side in this.sides] if self.alone else [this.sides]:
+                with ExitStack() as stack:
+                    self._measure(this, sides, stack)
+        except SideError as error:
+            failed = error.side, error.how
+            lent = failed == ("candidate", "broken") and self.own_clock
+            if self.no_turns or this.number or this.only or not (lent or failed == ("baseline", "refused")):
+                raise
+            self.alone = "sweeps"
+            self.no_turns.append(f"whole sweeps took turns, each by its own command line: {error.reason}")
+            if self.own_clock:
+                self.own_clock()
+                self.alone = "clocks"
+                self.no_turns.append(Loud(TWO_CLOCKS))
+            for collected in this.collected.values():
+                collected.rows.clear()
+            self.measure(this)
+
+    def notes(self) -> Sequence[str]:
+        """What the verdict has to say about how it was measured."""
+        return self.no_turns
 
     def _measure(self, this: GateRound, sides: Sequence[str], stack: ExitStack) -> None:
         sweeps: dict[str, Sweep] = {}
+        words = [*self.words, f"rounds={self.blocks}", *[f"cases={sorted(this.only)}"] * bool(this.only)]
         for side in sides:  # both import PyTorch at the same time
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gate-round-")))
-            sweeps[side] = Sweep(self.trees[side], self.words, folder)
+            sweeps[side] = Sweep(self.trees[side], words, folder, in_turns=not self.no_turns)
             stack.callback(sweeps[side].close)
         cases: dict[str, dict[str, Any]] = {}
         there: dict[str, set[str]] = {}
-        for side, sweep in sweeps.items():
-            planned = self._planned(side, sweep, this)
+        for side in sorted(sweeps, reverse=True):  # what the candidate refuses too is no matter of protocols
+            planned = self._planned(side, sweeps[side], this)
             there[side] = {case["case_id"] for case in planned}
             cases |= {case["case_id"]: case for case in planned}
         lost: dict[str, Mapping[str, Any]] = {}
@@ -182,22 +213,26 @@ class Sweeping(Instrument):
                 this.collected[side].died(this.number, lost[side])
 
     def _planned(self, side: str, sweep: Sweep, this: GateRound) -> list[dict[str, Any]]:
-        """The cases that a side has planned.
+        """The cases that a side has planned; none of a whole sweep, which has ended.
 
         Raises:
-            SideError: it could not; or it is not of its tree, or of another version.
+            SideError: it could not, or is of another version.
+            GateError: it is not of its tree (exit 6).
         """
         try:
-            plan = sweep.receive(min(START_S, this.left()))
+            plan = sweep.receive(this.left() if self.no_turns else min(START_S, this.left()))
         except EndedError as error:
             _require_time(this)
+            if self.no_turns and error.code in ENDED and len(rows := sweep.rows()):
+                _require_own(side, parse(rows["env"][0]).get("git_commit"), self.commits[side])
+                return []
             raise no_start(side, self.trees[side], str(error), error.code) from error
         root = self.trees[side].resolve()
-        if (plan.get("version"), plan.get("root")) != (VERSION, str(root)):
-            mismatch = (
-                f"it answers {plan.get('version')} from {plan.get('root')}; expected {VERSION} from {root}"
+        _require_own(side, plan.get("root"), str(root))
+        if plan.get("version") != VERSION:
+            raise no_start(
+                side, root, f"it answers {plan.get('version')}, expected turns of {VERSION}", REFUSED
             )
-            raise no_start(side, root, mismatch, REFUSED)
         return list(plan["cases"])
 
     def _case(self, this: GateRound, name: str, here: dict[str, Sweep]) -> dict[str, str]:
@@ -235,6 +270,13 @@ def no_start(side: str, tree: Path, reason: str, code: int | None) -> SideError:
     if (side, how) == ("candidate", "broken"):
         message = f"the candidate does not import or plan: {reason}"
     return SideError(side, message, how, ("import", "harness and fp8core", "imports"))
+
+
+def _require_own(side: str, ran: object, own: str) -> None:
+    if ran != own:
+        raise GateError(
+            Exit.INCONCLUSIVE, f"the {side} ran {ran}, expected {own}: it did not run its own code"
+        )
 
 
 def _require_time(this: GateRound) -> None:

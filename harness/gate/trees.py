@@ -328,10 +328,8 @@ def base_of(
                 "(land a policy of yours first, or keep it outside of the repository)"
             )
     if changed:
-        clock = f" and {CLOCK}" if CLOCK in judges else ""
         notes.append(
-            f"this change touches what judges it ({some(changed, 8)}); policy{clock} are the base commit's on both sides, the "
-            "rest is this tree's: read those changes"
+            f"this change touches what judges it ({some(changed, 8)}); the policy is the base commit's: read the other changes"
         )
     try:
         policy = load_policy(named, tree / own if own and (tree / own).is_file() else default)
