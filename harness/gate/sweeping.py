@@ -48,10 +48,8 @@ LIMITS = ("budget_s", "case_timeout_s", "case_wall_s", "case_memory_gib")  # of 
 # What a round asks of a sweep beside the user's words.
 OWN = ("isolate=false", "control=false", "warm_compile=false", "report=false", "quiet=true", "run_id=run")
 WORDS = (*OWN, *(f"{name}=null" for name in LIMITS))
-APART = (
-    "run python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN, if it is a commit that takes no "
-    "turns"
-)
+APART = "run python -m harness sweep=NAME at each commit, then gate --baseline RUN --candidate RUN"
+WHOLE = "each side ran its whole sweep by its own command line, as the two cannot take turns with one clock"
 TWO_CLOCKS = "NO TIME JUDGED: each side was timed by its own harness/timing, and they differ"
 
 
@@ -175,7 +173,7 @@ class Sweeping(Instrument):
             if self.no_turns or this.number or this.only or not (lent or failed == ("baseline", "refused")):
                 raise
             self.alone = "sweeps"
-            self.no_turns.append(f"whole sweeps took turns, each by its own command line: {error.reason}")
+            self.no_turns.append(f"{WHOLE}: {error.reason}")
             if self.own_clock:
                 self.own_clock()
                 self.alone = "clocks"

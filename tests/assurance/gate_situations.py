@@ -168,6 +168,13 @@ def control_moved(place: Place, planted: bool) -> object:
     )
 
 
+@of_gate(what="each side was timed by a clock of its own", instead=6)
+def two_clocks(place: Place, planted: bool) -> object:
+    for name, rows in zip("ab", sound(), strict=True):
+        write(place.folder / name, rows, alone="clocks" if planted else "sweeps")
+    return main(["gate", "--baseline", "a", "--candidate", "b"])
+
+
 @of_gate(what="the candidate lacks a case", instead=1)
 def lost_case(place: Place, planted: bool) -> object:
     before, after = sound()
