@@ -104,7 +104,7 @@ def trees(tmp_path: Path) -> Trees:
 
 
 def clock_of_its_own(session: Session) -> list[str]:
-    """As where the base commit's clock was lent: what is called to give the candidate its own back."""
+    """Lends the candidate the base commit's clock; returns a list that grows as it gets its own back."""
     returned: list[str] = []
     session.instrument.own_clock = lambda: returned.append("own")  # type: ignore[attr-defined]
     return returned
