@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command_repo import git
 from gate_fixtures import ENV, case, failed_row, time_row, value_row
 
 from harness import store
 from harness.__main__ import main
 from harness.engine.turns import VERSION
+from harness.gate import sweeping
+from harness.gate import trees as work_trees
 from harness.gate.options import Exit, GateError, Loud
 from harness.gate.policy import load_policy
 from harness.gate.render import GateAnswer, markdown
@@ -50,6 +54,7 @@ if (here / "rows").exists():
 log("ends")
 os.kill(os.getpid(), -script["code"]) if script["code"] < 0 else sys.exit(script["code"])
 """
+ROOT = Path(sweeping.__file__).resolve().parents[2]
 SPEAKS = 100 + VERSION
 ROWS = (time_row(1, [1.0, 1.00001] * 3), value_row(1, "sqnr_db", 28.0))
 OLD = {"turns": 2}  # as every command line that does not know the word
@@ -216,3 +221,37 @@ def test_arms_that_failed_end_no_side(trees: Trees) -> None:
     rows = (*ROWS, failed_row(2, "boom"))
     found = trees.session({**OLD, "code": 1, "rows": rows}, {"code": 1, "rows": rows}).run()
     assert (found.mode, found.counted["OK"]) == ("paired", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "former", "alone"),
+    [
+        (f"\nVERSION = {VERSION}\n", "\nVERSION = 0\n", "sweeps"),
+        ("RanksTimer", "FormerTimer", "clocks"),  # of harness/timing, which the engine imports
+    ],
+)
+def test_a_base_commit_that_speaks_otherwise_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, former: str, alone: str
+) -> None:
+    """Through the command, on this harness: the base commit has another version, or a clock that lacks what this one calls."""
+    root = tmp_path / "repo"
+    for folder in ("harness", "fp8core", "sweeps"):
+        shutil.copytree(ROOT / folder, root / folder)
+    texts = {file: file.read_text() for file in (root / "harness").rglob("*.py")}
+    texts = {file: text for file, text in texts.items() if name in text}
+    for file, text in texts.items():
+        file.write_text(text.replace(name, former))
+    git(tmp_path, "init", "-q", "repo")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "one")
+    for file, text in texts.items():
+        file.write_text(text)
+    monkeypatch.setattr(work_trees, "project_root", lambda: root)
+    verdict = tmp_path / "verdict.json"
+    words = ["sweep=cast", "axes.M=16", "axes.K=16", "axes.dtype=e4m3fn", "axes.granularity=tensorwise",
+             "axes.src=bf16", "arms=[eager]", "device=cpu", "timing.block_ms=1", "--pairs", "1"]  # fmt: skip
+    code = main(["gate", "--against", "HEAD", "--json", str(verdict), "--results-dir", str(tmp_path / "r"), *words])  # fmt: skip
+    data = json.loads(verdict.read_text())
+    assert (code, data["alone"], data["mode"]) == (Exit.INCONCLUSIVE, alone, "paired")  # one round is too few
+    assert {f["verdict"] for f in data["findings"] if f["rule"] != "timed"} == {"OK"}
