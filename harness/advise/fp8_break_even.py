@@ -109,20 +109,22 @@ def losses(frame: pd.DataFrame, pairs: Sequence[dict[str, Any]] | None = None) -
 
 
 def _layers(machine: ReachedRates, slower: list[dict[str, Any]]) -> Iterator[LayerLoss]:
-    small: dict[str, list[str]] = {}
+    small: dict[str, dict[str, str]] = {}  # by arm and case: alone and under load it is one layer
     for r in slower:
         axes = parse(r["axes"])
         sizes = [s for n in "MKN" if isinstance(s := axes.get(n), int) and s > 0]
         surface = sum(1 / s for s in sizes)
-        found = small.setdefault(r["arm"], [])
+        found = small.setdefault(r["arm"], {})
         if len(sizes) == 3 and surface >= machine.bound():
             shape = "x".join(map(str, sizes))
-            found.append(f"{shape}: {ratio(r['speedup'])}, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}")
+            found.setdefault(
+                r["case_id"], f"{shape}: {ratio(r['speedup'])}, 1/M + 1/K + 1/N = 1/{1 / surface:.0f}"
+            )
     line = f"even fused casts need less than 1/{1 / machine.bound():.0f} ({machine.source})"
     for arm, shapes in small.items():
         if shapes:
             symptom = f"{arm} is slower than bf16 in {len(shapes)} layers too small for FP8"
-            yield symptom, (line, *shapes[:3]), SURFACE
+            yield symptom, (line, *[*shapes.values()][:3]), SURFACE
 
 
 def _step(

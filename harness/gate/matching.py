@@ -26,6 +26,7 @@ from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
 from harness.gate.unit import EMPTY, RATIO, RowPair, Unit, UnitKey, UnitState
 from harness.judge import gathered
 from harness.store.case import controls
+from harness.store.compare import method_of
 from harness.store.errors import REFUTED, RETRYABLE
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
@@ -301,11 +302,13 @@ def _fill(timed: Sequence[Unit], policy: Policy, notes: list[str], *, paired: bo
 
 
 def _excluded(sides: RowPair, policy: Policy) -> str:
-    """Why the policy lets the times of these rows decide nothing; "" where it does not.
+    """Why the times of these rows decide nothing, by the policy or by another method; "" where they may.
 
     Throttling excludes where it struck one side alone: products limited by power are throttled on both sides of every
     round, and are compared.
     """
+    if len(methods := {method_of(parse(row.timing)): None for rows in sides for row in rows}) > 1:
+        return f"timed by different methods: {' and '.join(methods)}"
     for name, words in CONDITIONS.items():
         struck = _struck(sides, name)
         if name in policy.exclude and any(struck) and (name != "throttled" or not all(struck)):

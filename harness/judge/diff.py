@@ -19,7 +19,7 @@ import pandas as pd
 
 from harness.store import stats
 from harness.store.case import arm_of
-from harness.store.compare import SECONDS, TIMES, noise_floors, rows_of
+from harness.store.compare import SECONDS, TIMES, apart, judged, noise_floors, rows_of
 from harness.store.differences import differences
 from harness.store.outside import parse
 from harness.store.printer import Table, Tone, picked, table
@@ -47,7 +47,8 @@ CAUSES: Mapping[str, str] = {
 SAME = 1.02  # a difference below this is none, whatever the controls say
 POLICY = (
     "policy of diff: a time has changed where the 95 % interval of the ratio excludes 1 and the ratio exceeds "
-    f"{SAME - 1:.0%} and the noise floor of each run that has controls; below them it is the same, with too few rounds unclear"
+    f"{SAME - 1:.0%} and the noise floor of each run that has controls; it is the same where a report would say so of two arms; "
+    "else, with too few rounds, by two methods, or beside another process or throttled on one side, it is unclear"
 )
 _CYCLES = 1.02  # cycles that agree within this are the same
 # Of `resolved`: results of the run, not how it was set up
@@ -72,7 +73,7 @@ class Timed:
         before, after: medians in seconds.
         ratio, low, high: after over before, with its 95 % interval (None below three rounds): above 1 is slower.
         verdict: slower, faster, same or unclear.
-        cause: a key of `CAUSES`.
+        cause: a key of `CAUSES`; of what is unclear for it, the condition under which it was measured.
         rounds: of the run that has fewer.
         floor: a ratio within which the two are the same: the noise floor of either run, at least `SAME`.
     """
@@ -161,7 +162,7 @@ class RunChanges:
             lines.append("another device: times differ for that reason; compare speedups within each run")
         lines += [CPU_CAUTION] * self.cpu
         causes = dict.fromkeys(t.cause for t in self.times if t.cause)
-        lines += [f"{cause}: {CAUSES[cause]}" for cause in causes]
+        lines += [f"{cause}: {CAUSES.get(cause, 'such a time decides nothing')}" for cause in causes]
         return [*lines, POLICY] if self.times else lines
 
     def tables(self) -> list[Table]:
@@ -290,8 +291,10 @@ def _timed(
     found = effects[key]
     low, high = (found.low, found.high) if found.has_interval else (None, None)
     before, after = (row["value"] * SECONDS[row["unit"]] for row in (one, other))
-    cause = UNKNOWN
-    if found.direction in _MOVED:
+    (verdict, _), cause = judged(found), apart(dict(one), dict(other))
+    if cause:
+        verdict = "unclear"
+    elif verdict in _MOVED:
         clocks = [[c for c in row["sample_clock_mhz"] if math.isfinite(c)] for row in (one, other)]
         cycles = (
             found.ratio * statistics.median(clocks[1]) / statistics.median(clocks[0])
@@ -309,7 +312,7 @@ def _timed(
             cause = KERNEL if abs(more) >= abs(slower) / 2 and (more > 0) == (slower > 0) else HOST
     return Timed(
         *(suite, case, one["axes"], arm, regime, metric, before, after),
-        *(found.ratio, low, high, found.direction, cause, found.rounds, found.floor),
+        *(found.ratio, low, high, verdict, cause, found.rounds, found.floor),
     )
 
 

@@ -203,7 +203,7 @@ class Machine:
     @cached_property
     def findings(self) -> list[Finding]:
         """What is probably wrong in these rows."""
-        return diagnosis.findings(self.frame, self.verdicts, self.every_pair, self.rows)
+        return diagnosis.findings(self.frame, self.verdicts, self.pairs, self.rows)
 
     @cached_property
     def reproductions(self) -> dict[str, Reproduction]:

@@ -220,8 +220,8 @@ class _Row:
 
     @property
     def method(self) -> str:
-        """How it was timed; two methods on one kernel can differ by more than the arms do."""
-        return ", ".join(str(self.timing[key]) for key in ("method", "l2") if self.timing.get(key))
+        """How it was timed."""
+        return method_of(self.timing)
 
     @property
     def is_one_tick(self) -> bool:
@@ -293,15 +293,13 @@ def _compare(arm: _Row, base: _Row | None, regime: str, found_effect: Effect) ->
         found = differences((parse(base.record["env"]), parse(arm.record["env"])))
         differing = in_words({n: v for n, v in found.items() if n not in IDENTITY}, most=6)
         verdict, reason = "unclear", f"different environment: {differing or f'{base.env_id} != {arm.env_id}'}"
-    elif arm.method != base.method:
-        verdict, reason = "unclear", f"timed by different methods: {base.method} and {arm.method}"
+    elif methods := _methods(base, arm):
+        verdict, reason = "unclear", methods
     else:
         rounds, speedup = found_effect.rounds, found_effect.speedup
-        if not found_effect.has_interval:
-            verdict, reason = "unclear", f"{rounds} paired rounds; an interval needs at least {MIN_ROUNDS}"
-        else:
+        verdict, reason = judged(found_effect)
+        if found_effect.has_interval:
             low, high = math.exp(-found_effect.log_high), math.exp(-found_effect.log_low)
-            verdict, reason = _judge(found_effect)
         # Slower than a throttled baseline is slower all the more, and under sustained load throttling is a part of the cost.
         against_fp8 = regime == "sustained" or (condition == ONE_SIDE and base.timing.get("throttled"))
         if condition in DISTURBED and not (verdict == "slower" and against_fp8):
@@ -330,16 +328,36 @@ def _compare(arm: _Row, base: _Row | None, regime: str, found_effect: Effect) ->
     }
 
 
+def apart(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """Why the times of two rows of different runs decide nothing about each other, whatever their ratio; "" where they may.
+
+    Throttling of both sides and another clock are causes of a difference, and not in the way of seeing it.
+    """
+    sides = _Row(one), _Row(other)
+    condition = _measured(sides)
+    return _methods(*sides) or (condition if condition in (BESIDE, ONE_SIDE, ONE_TICK) else "")
+
+
+def method_of(timing: Mapping[str, Any]) -> str:
+    """How a row was timed, by its column `timing`: two methods on one kernel can differ by more than the arms do."""
+    return ", ".join(str(timing[key]) for key in ("method", "l2") if timing.get(key))
+
+
+def _methods(one: _Row, other: _Row) -> str:
+    return f"timed by different methods: {one.method} and {other.method}" * (one.method != other.method)
+
+
 def _condition(arm: _Row, base: _Row | None) -> str:
-    sides = [arm] if base is None else [arm, base]
-    if arm.ok and arm.ran_no_layer:
-        return NO_FP8
+    return NO_FP8 if arm.ok and arm.ran_no_layer else _measured([arm] if base is None else [arm, base])
+
+
+def _measured(sides: Sequence[_Row]) -> str:
     if any(side.timing.get("contended") for side in sides):
         return BESIDE
     throttled = sum(bool(side.timing.get("throttled")) for side in sides)
     if throttled:
         return (ONE_SIDE, BOTH_SIDES)[throttled - 1]
-    if base is None:
+    if len(sides) < 2:
         return ""
     clocks = sorted(side.clock_mhz for side in sides)
     if clocks[-1] > CLOCKS_APART * clocks[0]:
@@ -347,9 +365,11 @@ def _condition(arm: _Row, base: _Row | None) -> str:
     return ONE_TICK if all(side.is_one_tick for side in sides) else ""
 
 
-def _judge(found: Effect) -> tuple[str, str]:
-    """The report's policy: the direction of the effect, but a tie is claimed only where it is shown to be one."""
+def judged(found: Effect) -> tuple[str, str]:
+    """Verdict on an effect and its reason: its direction; but a tie where it is shown to be one, and a gain beside an A/A control."""
     floor = found.floor
+    if not found.has_interval:
+        return "unclear", f"{found.rounds} paired rounds; an interval needs at least {MIN_ROUNDS}"
     low, high = math.exp(-found.log_high), math.exp(-found.log_low)  # of the speedup
     away = f"{found.size - 1:.1%} apart"
     if found.direction == "same":
@@ -365,4 +385,6 @@ def _judge(found: Effect) -> tuple[str, str]:
     known = "no A/A control in this regime" if math.isnan(floor) else f"A/A noise floor {floor - 1:.1%}"
     if found.direction == "unclear":
         return "unclear", f"the interval {low:.3f} to {high:.3f} holds 1; {known}"
-    return found.direction, f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"
+    is_bare_gain = found.direction == "faster" and math.isnan(floor)  # two equal things may seem so far apart
+    verdict = "unclear" if is_bare_gain else found.direction
+    return verdict, f"the interval {low:.3f} to {high:.3f} excludes 1; {known}"

@@ -49,6 +49,7 @@ CLOCKS = {
 WALL = 1e8  # seconds: so late is no time since a start, and a thousand times that is in ms
 ROWS_PER_RESTART = 20  # at least: runs that share a file go back more often
 NOT_FINITE = ("nan", "+nan", "-nan")  # others are read as numbers
+STORED = {"run_id", "case_id", "arm", "metric"}  # columns of rows of this store, as `export` writes them
 
 
 def read_all(patterns: Sequence[str], side: str, format: str = "") -> list[pd.DataFrame]:
@@ -271,6 +272,12 @@ def tidy(table: pd.DataFrame, source: str = "", value: str = "", step: str = "")
     about = table.attrs
     source, runs, notes = about.get("source", source), about.get("runs", "*"), [*about.get("notes", ())]
     table = table.rename(columns=str)
+    if set(table) >= STORED:
+        run = printable(str(table["run_id"].iloc[0])) if len(table) else "RUN"
+        raise UsageError(
+            f"{source}: rows of a stored run, whose arms are judged seed by seed with their controls and proofs, which this table "
+            f"does not hold: python -m harness report {run}"
+        )
     metric, wide = _runs_by_column(table, [value] if value else VALUES, source, notes)
     at = _column(table, step, [table.columns[0]] if wide else STEPS, "step", source)
     if wide:

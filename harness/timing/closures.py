@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import copy
 import html
+import json
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from harness.machine.environment import device_kind
 from harness.machine.gpu_monitor import monitor_for
 from harness.store import stats
-from harness.store.case import control_name
+from harness.store.case import Arm, control_name
+from harness.store.compare import pairs_of
 from harness.store.errors import UsageError, one_line
+from harness.store.printer import picked
 from harness.store.stats import median, paired_log_ratios
 from harness.timing.config import Timing, TimingConfig
 from harness.timing.rounds import measure as measure_rounds
@@ -38,16 +42,49 @@ class Compared:
     Attributes:
         first: name of the closure that the others are compared with.
         timings: name -> samples in ms with their rounds, the first one's second copy left out.
-        floor: how far two copies of the first one seem apart, as a ratio >= 1; NaN where it is not known.
+        again: that second copy, the A/A control.
         wrong: name -> why its result is not the first one's; such a closure has no ratio.
         device: where it was timed.
     """
 
     first: str
     timings: Mapping[str, Timing]
-    floor: float
+    again: Timing
     wrong: Mapping[str, str]
     device: str
+
+    @property
+    def floor(self) -> float:
+        """How far two copies of the first one seem apart, as a ratio >= 1; NaN where it is not known."""
+        floor: float = next(iter(self._pairs.values()))["floor"]
+        return floor
+
+    @cached_property
+    def _pairs(self) -> dict[str, dict[str, Any]]:
+        """Each other closure against the first one, judged as the arms of a sweep are."""
+        every = {**self.timings, control_name(self.first): self.again}
+        rows = [self._record(name, timing) for name, timing in every.items()]
+        return {pair["arm"]: pair for pair in pairs_of(rows)}
+
+    def _record(self, name: str, timing: Timing) -> dict[str, Any]:
+        """A closure's time with the columns that `pairs_of` reads."""
+        is_ok = not timing.failure
+        return {
+            **dict.fromkeys(("run_id", "case_id", "env_id"), ""),
+            **dict.fromkeys(("axes", "flops", "resolved"), "{}"),
+            "arm": name,
+            "arm_fields": Arm(variant=self.first, control=name not in self.timings).as_json,
+            "baseline": "" if name == self.first else self.first,
+            "metric": "time_ms",
+            "regime": timing.regime if is_ok else "",
+            "status": "ok" if is_ok else "failed",
+            "reason": timing.failure,
+            "samples": timing.samples_ms,
+            "rounds": timing.rounds,
+            "value": median(timing.samples_ms) if is_ok else math.nan,
+            "sample_clock_mhz": timing.sample_clock_mhz,
+            "timing": json.dumps(picked(timing, "method l2 throttled contended")),
+        }
 
     def __getitem__(self, name: str) -> Effect:
         """The effect of a closure against the first one, paired by round; its `speedup` above 1: it is faster.
@@ -87,12 +124,8 @@ class Compared:
             found = self[name]
         except ValueError as error:
             return row | {"verdict": "refused", "reason": str(error)}
-        row |= {"speedup": found.speedup, "rounds": found.rounds, "verdict": found.direction}
-        if found.has_interval:
-            row |= {"low": math.exp(-found.log_high), "high": math.exp(-found.log_low)}
-        if not math.isnan(self.floor):
-            row["reason"] = f"two copies of {self.first} seem up to {self.floor - 1:.1%} apart"
-        return row
+        judged = ("low", "high", "verdict", "reason")
+        return row | picked(found, "speedup rounds") | {key: self._pairs[name][key] for key in judged}
 
     def __str__(self) -> str:
         return self.to_frame().to_string(float_format=lambda x: f"{x:.4g}", na_rep="")
@@ -144,12 +177,8 @@ def measure(
     arms = {**closures, control_name(first): closures[first]}
     with monitor_for(device) as monitor:
         found = measure_rounds(arms, timer or timer_for(device), config, seed, monitor)
-    base, again = found[first], found.pop(control_name(first))
-    floor = math.nan
-    if not (base.failure or again.failure):
-        logs = paired_log_ratios(base.samples_ms, base.rounds, again.samples_ms, again.rounds)
-        floor = stats.paired(logs).as_floor
-    return Compared(first, found, floor, wrong, device)
+    again = found.pop(control_name(first))
+    return Compared(first, found, again, wrong, device)
 
 
 def _wrong(

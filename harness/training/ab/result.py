@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from harness.machine import hardware, mfu
 from harness.store import printer, stats
-from harness.store.compare import TIE
+from harness.store.compare import TIE, judged
 from harness.store.errors import UsageError
 from harness.store.stats import MIN_ROUNDS, t_interval
 from harness.store.text import plural
@@ -312,14 +312,9 @@ class TrialResult:
             return f"{found.rounds} rounds count{faults and f' ({faults})'}; an interval needs {stats.MIN_ROUNDS}"
         if self.device != "cuda":
             return f"a {self.device} multiplies FP8 codes in float32: its times say nothing of a GPU's"
-        if math.isnan(self.floor):
-            return "there is no A/A control"
-        high = math.exp(-found.log_low)
-        if found.direction == "unclear" or (found.direction == "same" and high > TIE):
-            return (
-                f"two copies of bf16 seem up to {self.floor:.3f}x apart here and the interval reaches {high:.3f}x: neither a "
-                "gain nor a tie is shown; take more steps, or a quieter machine"
-            )
+        verdict, reason = judged(found)
+        if math.isnan(self.floor) or verdict == "unclear" or (verdict == "same" and found.low * TIE < 1):
+            return f"{reason}: neither a gain nor a tie is shown; take more steps, or a quieter machine"
         return ""
 
     @property

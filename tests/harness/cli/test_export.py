@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from curves_for_tests import control, rows_of_runs, shifted
 from gate_fixtures import failed_row, time_row, value_row, write
 
 from harness import store
@@ -42,6 +43,20 @@ def test_a_table_holds_every_metric_and_every_sample(tmp_path: Path) -> None:
     assert export(run, tmp_path / "t.parquet") == 0
     assert len(pd.read_parquet(tmp_path / "t.parquet")) == len(store.read(run))
     assert export(run, tmp_path / "none" / "t.csv") == 2
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_curves_that_were_exported_are_judged_by_their_run_s_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """A table holds no proof that FP8 ran, and other arms' rows between: columns that are named, or arms, make it no curve file."""
+    base = control()
+    rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", shifted(base))
+    file = tmp_path / f"t.{kind}"
+    assert export(write(tmp_path / "run", rows, session=""), file) == 0
+    for words in ([], ["value=sample" if kind == "csv" else "value=value", "step=round", "paired=seed"]):
+        assert main(["verdict", f"base={file}:base*", f"candidate={file}:tensorwise*", *words]) == 2
+        assert "python -m harness report run-1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("to", "says"), [("wand", "nearest: wandb"), ("mlflow", "pip install mlflow")])

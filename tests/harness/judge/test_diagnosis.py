@@ -275,6 +275,10 @@ def test_layers_below_the_break_even_are_named_on_a_gpu_only(tmp_path):
     rows = Invented().times(case, arms)
     (finding,) = found(tmp_path / "gpu", rows, "too small for FP8")
     assert any("512x384x384: 0.500x" in e for e in finding.evidence)
+    rows += Invented(seed=1).times(case, arms, "sustained")
+    (finding,) = found(tmp_path / "both", rows, "too small for FP8")
+    assert " in 1 layers " in finding.symptom, "alone and under load it is one layer"
+    assert len(finding.evidence) == 2
     assert found(tmp_path / "cpu", rows, "too small", env=CPU) == []
 
 

@@ -137,6 +137,26 @@ def test_runs_of_the_same_code_that_disagree_are_no_yes(tmp_path, ms, code, verd
     assert ("runs of the same code disagree" in " ".join(lead_of(found))) == (verdict != "yes")
 
 
+@pytest.mark.parametrize("again", [2.0, 1.0])
+def test_a_finding_of_a_slow_arm_needs_runs_that_agree(tmp_path, again):
+    """Oracle: the pairs of the page, by which nothing is decided where two runs of the same code disagree."""
+    case, flops = Case.of("linear", {"M": 512, "K": 384, "N": 384}), 6.0 * 512 * 384 * 384
+    runs = []
+    for place, ms in enumerate((2.0, again)):
+        arms = {"bf16_eager": {"ms": 1.0, "flops": {"bf16": flops}}}
+        arms["bf16_eager:again"] = arms["bf16_eager"] | {"baseline": "bf16_eager"}
+        arms["rowwise_eager"] = {"ms": ms, "flops": {"e4m3": flops}, "baseline": "bf16_eager"}
+        where = {
+            "run_id": f"20260102T03040{place}Z-0123456-{place}",
+            "env": H200 | {"code": "c"},
+            "env_id": "one",
+        }
+        runs.append(write_run(tmp_path / str(place), [Invented(seed=place).times(case, arms)], **where))
+    found = machine(*runs)
+    assert [p["verdict"] for p in found.pairs] == ["slower" if again == 2.0 else "unclear"]
+    assert len([f for f in found.findings if "is slower than" in f.symptom]) == (again == 2.0)
+
+
 def test_runs_of_the_same_code_are_one_interval_and_a_word_that_it_does_not_bear_is_not_said(tmp_path):
     """Oracle: the pairs of each run alone. Of a ratio of 1.02 beside one of 1.00 nobody knows whether it is faster."""
     runs = []
