@@ -150,8 +150,10 @@ class Fleet:
 
     def lines(self) -> list[str]:
         """What was found, in one line; then each group of alike cards."""
-        found = (f"{code.replace('_', ' ')}: {some(names)}" for code, names in self.found.items())
-        return ["; ".join(found), *dict.fromkeys(score.alike for score in self.scores)]
+        return [
+            "; ".join(f"{code.replace('_', ' ')}: {some(names)}" for code, names in self.found.items()),
+            *dict.fromkeys(score.alike for score in self.scores),
+        ]
 
     def tables(self) -> list[Table]:
         """How far the cards lie apart, outliers first."""
@@ -234,8 +236,8 @@ def refuse_another_card(suites: Collection[str | None], folder: Path, env: Mappi
     Raises:
         UsageError: it is another one.
     """
-    own = card(of_run(env, folder))
-    if CHECKSUM in suites and {card(parse(text)) for text in store.open_run(folder)["env"]} - {own}:
+    own = card_of(of_run(env, folder))
+    if CHECKSUM in suites and {card_of(parse(text)) for text in store.open_run(folder)["env"]} - {own}:
         raise UsageError(
             f"another card measured what {folder.name} holds, this is {own[1]}: this sweep compares cards, so each "
             "takes a run_id of its own; fleet is given all of their runs"
@@ -256,8 +258,8 @@ def judge(frame: pd.DataFrame, tolerance: float) -> list[Score]:
     )
     rows["bits"] = [str(parse(text).get("checksum", "")) for text in rows["resolved"]]
     envs = [parse(text) for text in rows["env"]]
-    names = dict(map(card, envs))
-    rows["card"] = [names[card(env)[0]] for env in envs]
+    names = dict(map(card_of, envs))
+    rows["card"] = [names[card_of(env)[0]] for env in envs]
     groups = rows.groupby(list(map(_alike, envs)))
     return [
         Score(f"{plural(own['card'].nunique(), 'card')}: {alike}", *found)
@@ -274,21 +276,26 @@ def limit(cards: int, places: int, tolerance: float) -> float:
         places: pairs of suite and regime in which they have one.
         tolerance: see `judge`.
     """
-    sigmas = NormalDist().inv_cdf(1 - RATE / (2 * cards * places))
+    sd = np.log1p(tolerance) / TOLERANCE_SDS
     # The middle of two is their mean, half as far from each as the other is
-    return np.log1p(tolerance) * sigmas / TOLERANCE_SDS * (1.0 if cards > 2 else 0.5**0.5)
+    return NormalDist(0, sd if cards > 2 else sd * 0.5**0.5).inv_cdf(1 - RATE / (2 * cards * places))
 
 
-def card(env: Mapping[str, Any]) -> tuple[str, str]:
+def card_of(env: Mapping[str, Any]) -> tuple[str, str]:
     """What is equal in all runs of a GPU in any results folder, or of a CPU in one; and a short name of it and its host."""
-    host, gpu = str(env.get("host_hash") or "unknown")[:8], env.get("gpu_uuid_hash")
-    return (str(gpu), f"{gpu[:8]}@{host}") if gpu else (host, f"host {host}")
+    host, gpu = (env.get("host_hash") or "unknown")[:8], env.get("gpu_uuid_hash")
+    return (gpu, f"{gpu[:8]}@{host}") if gpu else (host, f"host {host}")
 
 
 def _alike(env: Mapping[str, Any]) -> str:
     code = env.get("code") or env.get("git_commit")  # rows of before the code was hashed have its commit
-    model = env.get("gpu") or f"CPU {env.get('cpu')}"
-    return ", ".join([model, f"code {code}", *(f"{name} {env[name]}" for name in ALIKE if env.get(name))])
+    return ", ".join(
+        [
+            env.get("gpu") or f"CPU {env.get('cpu')}",
+            f"code {code}",
+            *(f"{name} {env[name]}" for name in ALIKE if env.get(name)),
+        ]
+    )
 
 
 def _found(rows: pd.DataFrame, tolerance: float) -> Iterator[Finding]:
@@ -300,14 +307,18 @@ def _found(rows: pd.DataFrame, tolerance: float) -> Iterator[Finding]:
     is_new = tried["attempt"] == tried.groupby(["card", "case_id"])["attempt"].transform("last")
     now = tried[is_new & tried["metric"].isin(TIMES)]
     times = now[(now["status"] == "ok") & (now["value"] > 0)]
-    results = rows[~is_wrong & (rows["bits"] != "")].assign(regime="", metric=CHECKSUM, value=1.0)
-    # Logarithms of times, and 0 for a result, by measurement and card. What two of many cards have does not tell which is slow.
+    results = rows[~is_wrong & (rows["bits"] != "")].assign(regime="bits", metric=CHECKSUM, value=1.0)
+    # Logarithms of times, and 0 for a result, by measurement and card
     keys = ["suite", "arm", "regime", "case_id", "metric"]
     logs = pd.concat([times, results]).pivot_table("value", keys, "card", "last").reindex(columns=cards)
-    logs = logs[logs.count(axis=1) >= max(2, min(3, len(cards)))].map(np.log)
+    have = logs.count(axis=1)
+    lacks = logs[have >= min(2, len(cards) - 1)].isna()
+    logs = logs[have >= max(2, min(3, len(cards)))].map(
+        np.log
+    )  # which of two among many is slow, nobody knows
     is_timed = (logs.index.get_level_values("metric") != CHECKSUM).any()
     for card in cards:
-        lacking = {" ".join(key[:3]) for key in logs.index[logs[card].isna()]} if is_timed else {"any time"}
+        lacking = {" ".join(key[:3]) for key in lacks.index[lacks[card]]} if is_timed else {"any time"}
         yield from ((card, "", "", LACKING, arm) for arm in sorted(lacking))
     yield from _faults(rows[is_wrong], now, results)
     yield from _levels(times)

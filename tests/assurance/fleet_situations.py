@@ -102,13 +102,27 @@ def unreadable_card(place: Place, planted: bool) -> object:
     return judged(place)
 
 
-@of_fleet(what="a card has no time of any product", instead=[0, "not_judged", 0])
-def card_without_products(place: Place, planted: bool) -> object:
+def products_left_out(place: Place, planted: bool, others: int) -> object:
     cases = CASTS if planted else (*CASTS, *CASES)
     rows = [[time(c, arm, ms * c.integer("M") / 1024) for arm, ms in BASE_MS.items()] for c in cases]
     rows.append([figure(CHECK, "rowwise_eager", "mismatches", 0.0, resolved={"checksum": "c0ffee"})])
     write_run(place.folder / "0003", rows, run_id="run-0003", sweep="fleet", env=env("0003"))
-    return judged(place)
+    return judged(place, others)
+
+
+@of_fleet(what="a card has no time of any product", instead=[0, "not_judged", 0])
+def card_without_products(place: Place, planted: bool) -> object:
+    return products_left_out(place, planted, 3)
+
+
+@of_fleet(what="one of three cards has no time of any product", instead=[0, "not_judged", 0])
+def one_of_three_without_products(place: Place, planted: bool) -> object:
+    return products_left_out(place, planted, 2)
+
+
+@of_fleet(what="one of two cards has no time of any product", instead=[0, "not_judged", 0])
+def one_of_two_without_products(place: Place, planted: bool) -> object:
+    return products_left_out(place, planted, 1)
 
 
 @of_fleet(what="every case of a card was skipped", instead=[0, "not_judged", 0])
