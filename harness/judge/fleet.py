@@ -161,9 +161,7 @@ class Fleet:
             (*score[1:5], percent(score.off), percent(score.spread), score.reason)
             for score in sorted(self.scores, key=lambda score: not score.kind)
         ]
-        caption = (
-            "Time over that of the middle card, minus 1, and how far a card's measurements lie apart in it"
-        )
+        caption = "Time over the middle card's, minus 1, and how far a card's measurements lie apart in that"
         return [table(caption, ("card", "suite", "regime", "out", ">off", ">spread", "why"), rows)]
 
     def data(self) -> dict[str, Any]:
@@ -187,7 +185,7 @@ def main(argv: Sequence[str]) -> int:
         [store.find_run(run, options.results_dir) for run in options.runs], all_attempts=True
     )
     if not len(frame):
-        raise UsageError(f"no rows in {', '.join(options.runs)}")
+        raise UsageError(f"no rows in {'; '.join([*options.runs, *frame.attrs['problems']])}")
     scores = judge(frame, options.tolerance / 100)
     missing = _missing({score.card for score in scores}, options.expect, frame.attrs["files"])
     found = Fleet(scores, frame.attrs["problems"], missing)
@@ -236,10 +234,10 @@ def refuse_another_card(suites: Collection[str | None], folder: Path, env: Mappi
     Raises:
         UsageError: it is another one.
     """
-    own = card_of(of_run(env, folder))
-    if CHECKSUM in suites and {card_of(parse(text)) for text in store.open_run(folder)["env"]} - {own}:
+    own, name = card_of(of_run(env, folder))
+    if CHECKSUM in suites and {card_of(parse(text))[0] for text in store.open_run(folder)["env"]} - {own}:
         raise UsageError(
-            f"another card measured what {folder.name} holds, this is {own[1]}: this sweep compares cards, so each "
+            f"another card measured what {folder.name} holds, this is {name}: this sweep compares cards, so each "
             "takes a run_id of its own; fleet is given all of their runs"
         )
 

@@ -16,9 +16,9 @@ from harness.__main__ import main
 from harness.cli.config import load
 from harness.engine.plan import PlannedCase, make_plan
 from harness.engine.rows import row
-from harness.judge.fleet import PEAKS, Fleet, Score
+from harness.judge.fleet import PEAKS, Fleet, Score, refuse_another_card
 from harness.store.case import Case
-from harness.store.errors import Cause
+from harness.store.errors import Cause, UsageError
 from harness.suites import SUITES, checksum
 
 ROOT = Path(harness.judge.fleet.__file__).parents[2]
@@ -260,6 +260,14 @@ def test_one_run_id_on_two_machines_is_refused_and_not_taken_for_done(
         monkeypatch.setattr("socket.gethostname", lambda host=host: host)
         assert main([*words, more]) == code
         assert ("run_id of its own" in capsys.readouterr().err) == (code == 2)
+
+
+def test_a_run_is_continued_by_the_same_card_whatever_its_host_is_called(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [[time(CASES[0], "bf16_eager", 1.0)]], sweep="fleet", env=env("beef"))
+    refuse_another_card(["checksum"], run, env("beef", host_hash="0" * 12))
+    refuse_another_card(["gemm"], run, env("cafe"))
+    with pytest.raises(UsageError):
+        refuse_another_card(["checksum"], run, env("cafe"))
 
 
 @pytest.mark.parametrize("index", [0, 7])
