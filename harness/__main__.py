@@ -20,7 +20,7 @@ usage: python -m harness sweep=NAME [key=value ...]   measure; writes results/<s
        python -m harness sweep=NAME shard=I/N run_id=NAME  one share of the cases, on this machine or another; report NAME has all
        python -m harness resume=RUN_ID [key=value ...] continue a run by its own settings; sweep=NAME resume=RUN_ID checks those given
        python -m harness runs                          runs of a results folder, newest first, and reports/index.html
-       python -m harness fleet RUN...                  many machines: spread, outliers, slowest card, corrupt results
+       python -m harness fleet RUN...                  many machines: each card's median and spread, outliers, corrupt results
        python -m harness report RUN... [-o FILE.html]  HTML and markdown from stored runs (no torch needed)
        python -m harness gate --against GIT_REV        did this change make anything slower or less exact? (gate --help)
        python -m harness gate --against GIT_REV --command 'CMD {{out}}'  the same for the benchmarks of your own repository

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from harness import report, store
-from harness.cli.cards import refuse_another_card
 from harness.cli.config import command_line
 from harness.engine import arms, executor, places, run_folder, runlog
 from harness.engine.arms import TimeLimits, silence_s
@@ -25,6 +24,7 @@ from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
+from harness.judge.fleet import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
 from harness.store import printer
@@ -179,7 +179,7 @@ class _Work:
             return cls(run_id, folder, where, lanes, conditions, [], set(), set())
         from harness.engine.resume import changes, refuse, stored_arms, stored_cases  # models, FP8: a second
 
-        refuse_another_card(config, kept, conditions[0][1])
+        refuse_another_card(config.suites, kept, conditions[0][1])
         changed = changes(kept, conditions)
         if not config.resume_anyway:
             refuse(run_id, changed)

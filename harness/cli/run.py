@@ -39,9 +39,9 @@ def run_request(request: Request) -> int:
     gpus = places.of_command(config)
     shares = max(len(gpus), shard.count if shard is not None else 1)
     if shares > 1:
-        from harness.cli.cards import refuse_shares
+        from harness.judge.fleet import refuse_shares
 
-        refuse_shares(config, shares)
+        refuse_shares(config.suites)
     made_up = list(_made_up_batches(plan))
     if not config.dry_run or config.resume:
         from harness.cli import measure  # pandas, a pool, a report

@@ -1,4 +1,4 @@
-"""How often the rule of `harness.judge.fleet.judge` is wrong: the table of docs/fleet.md, by simulation.
+"""How often the rule of `harness.judge.fleet` is wrong: the table of docs/fleet.md, by simulation.
 
 python reports/studies/fleet_rates.py
 """
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge.fleet.judge import MAD_TO_SD, SIGMAS, limit
+from harness.judge.fleet import limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DRAWS = 10_000
 TOLERANCE = 0.05
-SIZES = (3, 4, 8, 64)  # cards
+SIZES = (2, 3, 4, 8, 64)  # cards
 SPREADS = (0.005, 0.01, 0.02, 0.03)  # standard deviation of the scores of healthy cards
 SLOWER = (0.06, 0.08, 0.12, 0.2)
-SCORES = 6  # of sweep=fleet on a GPU: three suites, isolated and sustained
+SCORES = 6  # of sweep=fleet on a GPU: three suites, isolated and sustained; checksums are a seventh, which are equal
 
 
 def rate(cards: int, spread: float, slower: float, scores: int = SCORES, draws: int = DRAWS) -> float:
@@ -39,8 +39,7 @@ def rate(cards: int, spread: float, slower: float, scores: int = SCORES, draws: 
         drawn = random.normal(0.0, spread, (draws, cards))
         drawn[:, 0] += np.log1p(slower)
         off = np.abs(drawn - np.median(drawn, axis=1)[:, None])
-        robust = SIGMAS * MAD_TO_SD * np.median(off, axis=1)
-        out = off > np.maximum(limit(cards * scores, TOLERANCE), robust)[:, None]
+        out = off > limit(cards, scores + 1, TOLERANCE)
         found |= out[:, 0] if slower else out.any(axis=1)
     return float(found.mean())
 
@@ -51,7 +50,7 @@ def lines() -> Iterator[str]:
     yield f"| cards | limit | spread of healthy cards | false alarm, any card, any score | {' | '.join(heads)} |"
     yield "|---|---|---|---|" + "---|" * len(heads)
     for cards in SIZES:
-        most = math.expm1(limit(cards * SCORES, TOLERANCE))
+        most = math.expm1(limit(cards, SCORES + 1, TOLERANCE))
         for spread in SPREADS:
             cells = [f"{100 * rate(cards, spread, slower):.1f} %" for slower in (0.0, *SLOWER)]
             yield f"| {cards} | {most:.1%} | {spread:.1%} | {' | '.join(cells)} |"

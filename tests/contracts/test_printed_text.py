@@ -103,7 +103,6 @@ COMMANDS: dict[str, Callable[[Path], str]] = {
     "diff": lambda folder: said(folder, "diff", "results/x/a", "results/x/b"),
     "diff json": lambda folder: said(folder, "diff", "results/x/c", "results/x/d", "json=true"),
     "fleet": lambda folder: said(folder, "fleet", "results/x", "expect=" + BAD),
-    "fleet markdown": lambda folder: said(folder, "fleet", "results/x", "markdown=true"),
     "gate": lambda folder: said(folder, *GATE),
     "gate of times": lambda folder: said(
         folder, *(word.replace("x/a", "x/c").replace("x/b", "x/d") for word in GATE)

@@ -19,8 +19,7 @@ from harness.cli.doctor import ProbeResult, Tried
 from harness.cli.runs import ListedRun, RunList
 from harness.judge.diagnosis import Diagnosis, Finding
 from harness.judge.diff import KernelTime, Resolved, RunChanges, Timed
-from harness.judge.fleet import Fleet
-from harness.judge.fleet.judge import CardGroup, Outlier, Spread
+from harness.judge.fleet import Fleet, Score
 from harness.judge.verdict import ArmVerdict, StoredVerdicts, Verdict
 from harness.judge.verdict.rule import CurveVerdict
 from harness.judge.verdict.rule import verdict as of_curves
@@ -52,11 +51,9 @@ def changes() -> RunChanges:
 
 
 def fleet() -> Fleet:
-    spread = Spread("gemm", "isolated", "torch", 1, 1, 0.0, 0.1, "a", None, None)
-    outlier = Outlier("a", "gemm", "isolated", "time", 0.1, "slow")
-    return Fleet(
-        [CardGroup("H200", "torch", ["a"], "", [spread], [outlier], {}, 4, ["a"], ["a"], {"a": 0.9}, {})]
-    )
+    """One card of two takes a tenth longer."""
+    slow = Score("2 cards: H200", "a", "gemm", "isolated", "slow", "limit 6 %", 0.1, 0.02)
+    return Fleet([slow, slow._replace(card="b", kind="", off=0.0)], (), ())
 
 
 def doctor() -> Tried:
@@ -112,7 +109,8 @@ CONTRACT: dict[Any, dict[str, Any]] = {
         "times.0.before": 1.0, "times.0.after": 0.5, "times.0.ratio": 0.5, "times.0.verdict": "faster", "times.0.rounds": 8,
         "caution": "",
     },
-    fleet: {"code": "out", "unread": [], "missing": [], "outliers.0.card": "a", "outliers.0.off": 0.1, "groups.0.cards": ["a"]},
+    fleet: {"code": "out", "unread": [], "missing": [], "outliers.0.card": "a", "outliers.0.off": 0.1, "outliers.0.kind": "slow",
+            "scores.1.card": "b", "scores.1.off": 0.0, "scores.1.spread": 0.02, "scores.1.kind": "", "scores.1.alike": "2 cards: H200"},
     stored: {
         "answer": "no", "verdicts.0.arm": "rowwise", "verdicts.0.outcome": "FAIL", "verdicts.0.notes": ["n"],
         "verdicts.0.axes.steps": 3, "verdicts.0.against": "base", "verdicts.0.expected": "PASS",

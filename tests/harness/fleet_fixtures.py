@@ -16,7 +16,7 @@ from report_fixtures import H200, TIMING, figure, write_run
 from harness import store
 from harness.engine.plan import PlannedCase
 from harness.engine.rows import row
-from harness.judge.fleet.judge import CardGroup, judge
+from harness.judge.fleet import Score, judge
 from harness.store.case import Case
 from harness.store.private import hashed
 from harness.suites import gemm
@@ -99,7 +99,7 @@ def card(
     write_run(folder / name, [made], run_id=run_id or f"run-{name}", sweep="fleet", env=env(name, **more))
 
 
-def judged(*folders: Path) -> list[CardGroup]:
+def judged(*folders: Path) -> list[Score]:
     """What is found in all runs below some folders."""
     return judge(store.read(list(folders), all_attempts=True), 0.05)
 

@@ -32,8 +32,7 @@ from harness.gate import render as gate_render
 from harness.gate.options import Exit
 from harness.judge.diagnosis import Diagnosis, Finding
 from harness.judge.diff import RunChanges, Timed
-from harness.judge.fleet import Fleet
-from harness.judge.fleet.judge import CardGroup, Outlier
+from harness.judge.fleet import LACKING, PEAKS, Fleet, Score
 from harness.judge.verdict.paired import Verdict
 from harness.judge.verdict.result import GateResult
 from harness.judge.verdict.rows import NEGATIVE, ArmVerdict, StoredVerdicts
@@ -91,9 +90,7 @@ def advice() -> Advice:
 
 
 CHECKED = LayerProof("a", "rowwise", "", gemms={name: GemmProof(True, calls=1, telling=1) for name in GEMMS})
-GROUP = CardGroup(
-    "H200", "torch 2.13", ["a", "b"], "", [], [], {}, 4, ["a", "b"], ["a", "b"], {"a": 1.0, "b": 1.0}, {}
-)
+SCORES = [Score("2 cards", card, PEAKS, "", "", "93 %", 0.07) for card in ("a", "b")]
 
 
 @cache
@@ -163,18 +160,18 @@ KINDS = {
         },
         AdviceView,
     ),
-    "fleet": Kind(lambda: Fleet([GROUP]), {"unread": (TOLD,), "missing": (TOLD,)}, {}),
-    "group of a fleet": Kind(
-        lambda: GROUP,
-        {
-            "not_judged": TOLD,
-            "outliers": [Outlier("a", "train", "isolated", "time", 1.2, TOLD)],
-            "differences": {TOLD: {"x": ["a"], "y": ["b"]}},
-            "lacking": {"a": [TOLD]},
-        },
-        {"spreads": "how far healthy cards lie apart"},
-        lambda group: Fleet([group]),
-    ),
+    **{
+        f"fleet, {kind}": Kind(
+            lambda: Fleet(SCORES, (), ()),
+            {
+                "scores": [*SCORES, Score("2 cards", "a", "gemm", "isolated", kind, TOLD)],
+                "unread": (TOLD,),
+                "missing": (TOLD,),
+            },
+            {},
+        )
+        for kind in ("slow", LACKING)
+    },
     "gate": Kind(
         judgement,
         {"notes": (TOLD,), "could_not_judge": True, "code": Exit.REGRESSED},

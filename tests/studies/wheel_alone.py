@@ -55,7 +55,7 @@ COMMANDS = (
     ("advise model=llama3_8b gpu=h200", "llama3_8b on H200", 0),
     ("diff results/mine/one results/mine/two", "", 0),
     ("runs", "index", 0),
-    ("fleet results/mine/one results/mine/two", "can't tell", 0),
+    ("fleet results/mine/one results/mine/two", "not judged", 0),
     ("import times.json", "results", 0),
     ("verdict base=curve.csv candidate=curve.csv", "INCONCLUSIVE", 6),
     ("export results/mine/one -o out.csv", "out.csv", 0),
