@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from harness import report, store
+from harness import store
 from harness.cli.config import command_line
 from harness.engine import arms, executor, places, run_folder, runlog
 from harness.engine.arms import TimeLimits, silence_s
@@ -24,15 +24,14 @@ from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.turns import Turns, with_control
 from harness.judge import diagnosis, verdict
 from harness.judge.diagnosis import few
-from harness.judge.fleet import refuse_another_card
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
+from harness.report import write_report
 from harness.store import printer
 from harness.store.errors import UsageError
 from harness.store.private import public
 from harness.store.text import duration
 from harness.timing.workload import least_seconds
-from harness.training.batches import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +58,11 @@ def run_plan(request: Request, plan: SweepPlan, gpus: Sequence[Gpu], shard: Shar
     in_turns = config.turns is not None  # with another sweep on the same device
     plan = with_control(plan) if in_turns else plan
     with device_lock.held([] if in_turns else [gpu.uuid for gpu in gpus], waits=shard is not None):
-        fetch(c.case for c in plan.cases if c.runnable)
+        cases = [c.case for c in plan.cases if c.runnable]
+        if any("data_path" in dict(case.axes) for case in cases):
+            from harness.training.batches import fetch  # models
+
+            fetch(cases)
         if config.isolate:
             modes = {c.suite.ARMS[arm].record(arm).mode for c in plan.cases for arm in c.runnable}
             arms.start_server([c.suite for c in plan.cases], compiles="compile" in modes)
@@ -178,6 +181,7 @@ class _Work:
         if kept is None:
             return cls(run_id, folder, where, lanes, conditions, [], set(), set())
         from harness.engine.resume import changes, refuse, stored_arms, stored_cases  # models, FP8: a second
+        from harness.judge.fleet import refuse_another_card
 
         refuse_another_card(config.suites, kept, conditions[0][1])
         changed = changes(kept, conditions)
@@ -310,7 +314,7 @@ def _finish(config: SweepConfig, outcome: RunOutcome, plan: SweepPlan, folder: P
     if not config.report:
         return kept
     try:
-        page = report.write_report([folder], Path(config.reports_dir) / f"{folder.name}.html")
+        page = write_report([folder], Path(config.reports_dir) / f"{folder.name}.html")
         out(f"report   {page.html}\n")
     except (UsageError, OSError, ImportError) as error:
         outcome.message = outcome.message or f"no report: {error}; python -m harness report {folder} makes it"

@@ -34,7 +34,7 @@ POINTS = {
     "engine.runlog.ProgressFile.write": (1, "failed"),
     "engine.executor._Run.store": (2, "failed"),
     "store.parquet.RunWriter._compact": (1, "failed"),
-    "cli.measure.report.write_report": (1, "finished"),
+    "cli.measure.write_report": (1, "finished"),
 }
 WORDS = ["sweep=toy", "device=cpu", "run_id=r1"]
 
@@ -106,7 +106,7 @@ def test_what_a_case_started_in_a_session_of_its_own_ends_with_the_command(
     bystander.wait()
 
 
-@pytest.mark.parametrize("point", ["_print_findings", "report.write_report"])
+@pytest.mark.parametrize("point", ["_print_findings", "write_report"])
 def test_an_interrupt_after_the_last_row_names_the_command_that_makes_the_report(
     point: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
