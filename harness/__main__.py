@@ -1,13 +1,25 @@
-"""`python -m harness`: one entry, several commands; each imports only what it needs."""
+"""`python -m harness`: one entry, several commands, each of which imports only what it needs; and how a command ends.
+
+It ends by its exit code also after an exception that nothing was to raise, and although something that an arm has started
+still runs.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import resource
 import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import __version__
+from harness.machine import raw_output
 from harness.store.errors import UsageError, one_line, refused
 
 if TYPE_CHECKING:
@@ -50,8 +62,6 @@ exit  0 all ok or skipped; 1 a case failed; 2 the request could not be carried o
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command; returns the exit code. Nothing that it has started outlives an exception."""
-    from harness.machine import raw_output
-
     with raw_output.guarded():
         try:
             return _main(argv)
@@ -63,12 +73,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from harness.cli import process_end
-    from harness.machine import raw_output
-
     command, *rest = argv or ["--help"]
     try:
-        process_end.refuse_place(argv)
+        _refuse_place(argv)
         code = commands().get(command, lambda words: _sweep([command, *words]))(rest)
         raw_output.refuse_full()
         return code
@@ -85,7 +92,7 @@ def _main(argv: Sequence[str]) -> int:
         elif refused(error):
             message = one_line(error)
         else:
-            return process_end.internal_error(error)
+            return _internal_error(error)
     raw_output.refuse(message)
     return 2
 
@@ -151,7 +158,7 @@ def _sweep(words: list[str]) -> int:
         if words[0] in sweeps():
             raise UsageError(f"{words[0]} is a sweep: write sweep={words[0]}")
         raise unknown("command", words[0], [*commands(), "sweep=NAME"])
-    from harness.cli import habits, process_end
+    from harness.cli import habits
 
     keys, asked = habits.plain(words)
     if asked == "--multirun" and any(key.lstrip("+~").startswith(("shard=", "hydra")) for key in keys):
@@ -164,7 +171,7 @@ def _sweep(words: list[str]) -> int:
         return habits.run_several(keys, run_sweep)
     if asked:
         return habits.answer(asked, keys, lambda: _help([]))
-    process_end.refuse_limits()
+    _refuse_limits()
 
     def sweep() -> int:
         from harness.cli.sweep import run_sweep
@@ -181,11 +188,81 @@ def _sweep(words: list[str]) -> int:
 
 def console() -> int:
     """The script `fp8-harness`."""
-    from harness.cli import process_end
-    from harness.machine import raw_output
-
     raw_output.forgive()
-    return process_end.exit_with(main(sys.argv[1:]))
+    return _exit_with(main(sys.argv[1:]))
+
+
+# What a sweep takes with its processes: the least that it ends with, and the shell's word for more.
+LEAST = {resource.RLIMIT_NOFILE: (64, "open files", "n"), resource.RLIMIT_AS: (2**31, "bytes of memory", "v")}
+
+
+def _refuse_place(words: Sequence[str]) -> None:
+    """Refuse a working folder that is gone, and words that are no text.
+
+    Raises:
+        UsageError: which, and the way out.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working folder cannot be used ({error.strerror}); cd to another one") from None
+    for word in words:
+        if word != word.encode(errors="replace").decode():
+            raise UsageError(
+                f"{word!a}: expected UTF-8; give the file another name, or set LC_ALL=C.UTF-8 where it is UTF-8"
+            )
+
+
+def _refuse_limits() -> None:
+    """Refuse limits within which no sweep ends.
+
+    Raises:
+        UsageError: which, and the way out.
+    """
+    for kind, (least, what, option) in LEAST.items():
+        limit = resource.getrlimit(kind)[0]
+        if 0 <= limit < least:
+            raise UsageError(
+                f"this shell allows {limit} {what}: expected at least {least}; set it by ulimit -{option}"
+            )
+
+
+INTERNAL = 7  # exit code of every command; 2 is a request that cannot be carried out
+JOIN_S = 1.0  # for threads that are about to end
+
+
+def _internal_error(error: Exception) -> int:
+    """Prints an exception that nothing was to raise; the exit code."""
+    raw_output.notify("".join(traceback.format_exception(error)))
+    raw_output.notify(f"error: internal error: {one_line(error)}; please report it with the lines above\n")
+    return INTERNAL
+
+
+def _exit_with(code: int) -> int:
+    """The exit code; this process ends here where a thread of an arm would keep it alive for ever.
+
+    So would a server of processes that is stopped: an interpreter that exits waits for those that it forked.
+    """
+    if "harness.machine.fork_server" in sys.modules:
+        from harness.machine import fork_server
+
+        fork_server.kill()
+    if (pools := sys.modules.get("concurrent.futures.thread")) is not None:
+        # What the interpreter does as it exits: idle threads of pools end, for those that work it would wait for ever.
+        idle = threading.Thread(target=pools._python_exit, daemon=True)
+        idle.start()
+        idle.join(JOIN_S)
+        setattr(pools, "_shutdown", False)  # noqa: B010 - whoever called this in a longer process may go on
+    deadline = time.monotonic() + JOIN_S
+    threads = [t for t in threading.enumerate() if not t.daemon and t is not threading.current_thread()]
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Exit(IntEnum):
     NUMERICS = 4
     NO_BASELINE = 5
     INCONCLUSIVE = 6  # too little of the times was decided, or anything open where on_inconclusive: fail
-    INTERNAL = 7  # see harness.cli.process_end
+    INTERNAL = 7  # see harness.__main__
 
 
 class GateError(UsageError):
