@@ -91,10 +91,11 @@ def losses(frame: pd.DataFrame, pairs: Sequence[dict[str, Any]] | None = None) -
         timed = frame["suite"].isin(["linear", "train"]) & frame["metric"].isin(TIMES)
         pairs = pairs_of(rows_of(frame[timed]))
     for env_id, own in frame.groupby("env_id", sort=False):
-        machine = rates(own)
-        if machine is None or parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
+        if parse(own["env"].iloc[0]).get("device") in (None, "", "cpu"):
             continue
         slower = [p for p in pairs if p["env_id"] == env_id and p["verdict"] == "slower" and p["fp8"]]
+        if not slower or (machine := rates(own)) is None:
+            continue
         yield from _layers(machine, [r for r in slower if r["suite"] == "linear"])
         steps = [r for r in rows_of(own[own["suite"] == "train"]) if r["status"] == "ok"]
         for pair in slower:

@@ -18,7 +18,7 @@ import numpy as np
 from harness.advise import fp8_break_even
 from harness.advise.advised_arms import FLOOR, advised_arms
 from harness.judge import gathered, verdict
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, setups
+from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, setups
 from harness.store.case import WARMUP, WITHOUT_FP8
 from harness.store.compare import TIMES, rows_of
 from harness.store.errors import Cause
@@ -137,7 +137,9 @@ def findings(
     """
     verdicts = verdict.judge(frame) if verdicts is None else verdicts
     material = DiagnosisInput(frame, rows or Rows(frame), setups(frame), verdicts, pairs)
-    return list(dict.fromkeys(finding for check in CHECKS for finding in check(material)))
+    measured = set(frame["suite"])
+    checks = [check for check, suites in CHECKS.items() if not suites or suites & measured]
+    return list(dict.fromkeys(finding for check in checks for finding in check(material)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,15 +495,16 @@ def unhealthy_casts(material: DiagnosisInput) -> Iterator[Finding]:
                 yield Finding(symptom, few(list(worst.values())), *CASTS[kind])
 
 
-CHECKS: tuple[Callable[[DiagnosisInput], Iterator[Finding]], ...] = (
-    fp8_did_not_run,
-    fp8_not_proved,
-    unsupported_hardware,
-    early_divergence,
-    out_of_memory,
-    loss_spikes,
-    cannot_pay,
-    advice_was_wrong,
-    frozen_scales,
-    unhealthy_casts,
-)
+# Each with the suites whose rows it reads; none: those of all
+CHECKS: Mapping[Callable[[DiagnosisInput], Iterator[Finding]], set[str]] = {
+    fp8_did_not_run: set(),
+    fp8_not_proved: set(),
+    unsupported_hardware: set(),
+    early_divergence: {SUITE},
+    out_of_memory: set(),
+    loss_spikes: {SUITE},
+    cannot_pay: {"linear", "train"},
+    advice_was_wrong: {"train"},
+    frozen_scales: set(),
+    unhealthy_casts: set(),
+}

@@ -49,7 +49,7 @@ PARTS = {
     "L3": ("course", "swing", "smooth", "uneven", "stray", "other_start"),
     "L5": ("trend",),
 }
-SHOWN = {code for codes in PARTS.values() for code in codes} | {"few_runs", "few_values"}
+SHOWN = {"few_runs", "few_values"}.union(*PARTS.values())
 
 
 @dataclass(frozen=True, slots=True)
