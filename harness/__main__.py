@@ -166,7 +166,7 @@ def _sweep(words: list[str]) -> int:
 
         return launch.main(keys)
     if asked == "--multirun":
-        from harness.cli.sweep import run_sweep
+        from harness.cli.run import run_sweep
 
         return habits.run_several(keys, run_sweep)
     if asked:
@@ -174,12 +174,12 @@ def _sweep(words: list[str]) -> int:
     _refuse_limits()
 
     def sweep() -> int:
-        from harness.cli.sweep import run_sweep
+        from harness.cli.run import run_sweep
 
         return run_sweep(keys)
 
     def follow(store: Any, rank: int) -> int:
-        from harness.cli.sweep import follow_sweep
+        from harness.cli.run import follow_sweep
 
         return follow_sweep(keys, store, rank)
 

@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         own, lambda device: "cpu" if device == "auto" else device
     )  # each shard has its own
     if request.config.dry_run:
-        from harness.cli.sweep import run_sweep
+        from harness.cli.run import run_sweep
 
         for shard in chosen:
             sys.stdout.write(f"shard {shard}\n")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.machine import environment
 from harness.store.errors import UsageError
-from harness.timing.device_memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,6 +90,8 @@ def places_for(
     from harness.engine.executor import Place
 
     if config.device == "cpu":
+        from harness.timing.device_memory import free_bytes
+
         limit = config.case_memory_gib
         most = MEMORY_SHARE * free_bytes("cpu") / lanes if limit is None else limit * 2**30
         return [Place(Conditions.here(int(most)))]

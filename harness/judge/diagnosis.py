@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.advise import fp8_break_even
-from harness.advise.advised_arms import FLOOR, advised_arms
 from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, setups
 from harness.store.case import WARMUP, WITHOUT_FP8
@@ -424,7 +422,9 @@ def loss_spikes(material: DiagnosisInput) -> Iterator[Finding]:
 
 def cannot_pay(material: DiagnosisInput) -> Iterator[Finding]:
     """FP8 that is slower than bf16 because its matrices are too small for what the casts cost."""
-    for found in fp8_break_even.losses(material.frame, material.pairs):
+    from harness.advise.fp8_break_even import losses  # the table of GPUs
+
+    for found in losses(material.frame, material.pairs):
         yield Finding(
             *found, "bf16 for these layers (a module filter by size), a larger batch, or a larger model"
         )
@@ -432,6 +432,8 @@ def cannot_pay(material: DiagnosisInput) -> Iterator[Finding]:
 
 def advice_was_wrong(material: DiagnosisInput) -> Iterator[Finding]:
     """An arm that converted what was advised, and is slower than bf16 by more than an advice may cost."""
+    from harness.advise.advised_arms import FLOOR, advised_arms
+
     for a in advised_arms(material.frame, material.pairs):
         if a.outcome == "below":
             shown = f"predicted {a.predicted:.2f}x" if a.converted else "nothing was converted"
