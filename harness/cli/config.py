@@ -118,6 +118,29 @@ def question(path: Path) -> str:
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
+def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> Request:
+    """The request of a command line; one that names a run and no sweep takes all settings from that run.
+
+    Args:
+        words: `key=value`.
+        resolve_device: see `load`.
+
+    Raises:
+        UsageError: see `load` and `harness.cli.resume_alone.continued`.
+    """
+    given = {key_of(word): word.partition("=")[2] for word in words}
+    if "sweep" in given or given.get("resume", "null").strip("'\"") == "null":
+        return load(words, resolve_device)
+    from harness.cli.resume_alone import continued  # which composes by this module
+
+    return continued(words, given, resolve_device)
+
+
+def key_of(word: str) -> str:
+    """The key of a word `key=value`."""
+    return word.lstrip("+").partition("=")[0]
+
+
 def load(overrides: Sequence[str], resolve_device: Callable[[str], str]) -> Request:
     """Composes a command line into plain values.
 
@@ -220,7 +243,7 @@ def _in_our_words(error: Exception, words: Sequence[str], sweep: str) -> str:
         cause = below
     message, merged = _first_line(cause), _first_line(error)
     for word in words:
-        key = word.lstrip("+").partition("=")[0]
+        key = key_of(word)
         if "Ambiguous value" in merged and word in merged:
             return f"{word.lstrip('+')}: a list is written in brackets, use key=[value1,value2]"
         if (

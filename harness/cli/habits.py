@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.config import LITERAL, load
-from harness.cli.resume_alone import load_request
+from harness.cli.config import LITERAL, key_of, load, load_request
 from harness.machine.processes import interruptible
 from harness.store.errors import UsageError
 from harness.store.words import HELP, key, options_of, word
@@ -120,7 +119,7 @@ def several(words: Sequence[str]) -> list[list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    several = [w for w in words if {",", "("} & set(w) and w.lstrip("+").partition("=")[0] not in LITERAL]
+    several = [w for w in words if {",", "("} & set(w) and key_of(w) not in LITERAL]
     try:
         parsed = OverridesParser.create().parse_overrides(several)
         (lines,) = BasicSweeper.split_arguments(parsed, None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import store
-from harness.cli.resume_alone import load_request
+from harness.cli.config import key_of, load_request
 from harness.engine import run_folder, shards
 from harness.machine.environment import commit_here
 from harness.machine.processes import interruptible
@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     folder = run_folder.of_run(request.config, {"git_commit": commit_here()}).resolve()
     run_folder.refuse_stranger(folder)
     if not (request.config.resume and folder.exists()):  # of resume=last there may be none
-        own = [word for word in own if word.lstrip("+").partition("=")[0] not in ("resume", "run_id")]
+        own = [word for word in own if key_of(word) not in ("resume", "run_id")]
         own += ["resume=null", f"run_id={folder.name}"]
     _prepare(to_hydra, folder)
     sys.stdout.write(f"{run_folder.opening(folder.name)}\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.cli.config import LITERAL, Composed, Request, load, sweeps, timing_of
+from harness.cli.config import LITERAL, Composed, Request, key_of, load, sweeps, timing_of
 from harness.engine.settings import OF_ONE_COMMAND, SweepConfig, deciding
 from harness.store import run_files
 from harness.store.errors import UsageError, unknown
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
-def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> Request:
-    """Compose a command line; one that names a run and no sweep takes all settings from that run.
+def continued(
+    words: Sequence[str], given: Mapping[str, str], resolve_device: Callable[[str], str]
+) -> Request:
+    """The request of a command line that names a run and no sweep, by the settings of that run.
 
     Args:
         words: `key=value`.
+        given: value by key, the same words.
         resolve_device: see `harness.cli.config.load`.
 
     Raises:
         UsageError: see `harness.cli.config.load`; no run or several of that id, a _run.json that holds no settings, a
             setting that would change what was measured.
     """
-    given = {_key(word): word.partition("=")[2] for word in words}
-    name = given.get("resume", "null").strip("'\"")
-    if "sweep" in given or name == "null":
-        return load(words, resolve_device)
+    name = given["resume"].strip("'\"")
     if name == "":
         raise UsageError("resume=: expected a run id, a folder, or last")
     # With pyarrow, which a dry run does without
@@ -61,7 +61,7 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         same = [
             f"{key}={stored[key]}" for key in ("device", "config_dir") if stored[key] and key not in given
         ]
-        own = [word for word in words if _key(word) != "resume"]
+        own = [word for word in words if key_of(word) != "resume"]
         now = load([f"sweep={stored['name']}", *same, *own], resolve_device).config.plain()
         named = {
             k: v for k, v in deciding(now).items() if any(f"{k}.".startswith(f"{key}.") for key in given)
@@ -79,10 +79,6 @@ def load_request(words: Sequence[str], resolve_device: Callable[[str], str]) -> 
         config["results_dir"] = str(folder.parent.parent)
     config["resume"] = str(folder)
     return Request(SweepConfig.of(config), timing_of(config), (*_command(about, stored["name"], given), *own))
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+").partition("=")[0]
 
 
 def _folder(name: str, results_dir: Path) -> Path:
@@ -182,5 +178,5 @@ def _command(about: Mapping[str, Any], sweep: str, given: Mapping[str, str]) -> 
         words = shlex.split(str(about.get("command", "")))[3:]  # python -m harness
     except ValueError:
         words = []
-    kept = [w for w in words if "=" in w and _key(w) not in {*OF_ONE_COMMAND, *given}]
+    kept = [w for w in words if "=" in w and key_of(w) not in {*OF_ONE_COMMAND, *given}]
     return kept if f"sweep={sweep}" in kept else [f"sweep={sweep}"]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.resume_alone import load_request
+from harness.cli.config import load_request
 from harness.cli.seeds_needed import seeds_needed
 from harness.engine import places, shards
 from harness.engine.plan import SweepPlan, describe, make_plan
