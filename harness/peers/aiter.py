@@ -14,7 +14,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from harness.peers.peer import Peer, imported, not_installed
+from harness.peers.peer import Peer, imported, needs
 
 PIP = "git+https://github.com/ROCm/aiter.git"
 
@@ -35,13 +35,6 @@ def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: b
     return product
 
 
-def missing(device: str) -> str | None:
-    """A GPU of AMD under ROCm."""
-    if torch.version.hip is None or torch.device(device).type != "cuda":
-        return f"aiter runs on AMD GPUs under ROCm, not on this {device}; there: pip install '{PIP}'"
-    return not_installed("aiter", PIP)
-
-
 def version() -> str:
     """Version of the installed package, amd-aiter; aiter in earlier releases."""
     with suppress(importlib.metadata.PackageNotFoundError):
@@ -52,7 +45,7 @@ def version() -> str:
 PEER = Peer(
     arm="aiter",
     doc="aiter.gemm_a8w8",
-    missing=missing,
+    missing=needs("aiter", PIP, "AMD"),
     version=version,
     recipes=("rowwise",),
     gemm=gemm,

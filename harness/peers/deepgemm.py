@@ -14,8 +14,7 @@ import importlib.metadata
 import torch
 from torch import Tensor
 
-from harness.peers.peer import Peer, imported, not_installed, nvidia_capability
-from harness.store.published import of_peer
+from harness.peers.peer import Peer, imported, needs
 
 PIP = "git+https://github.com/deepseek-ai/DeepGEMM.git"
 
@@ -37,16 +36,6 @@ def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: b
     return out
 
 
-def missing(device: str) -> str | None:
-    """A GPU of Hopper or Blackwell."""
-    absent = not_installed("deep_gemm", PIP)
-    if absent is not None:
-        return absent
-    if nvidia_capability(device)[0] not in (9, 10):
-        return f"DeepGEMM runs on GPUs of compute capability 9 and 10, not on this {device}"
-    return None
-
-
 def version() -> str:
     """Version of the installed package."""
     return importlib.metadata.version("deep_gemm")
@@ -55,10 +44,9 @@ def version() -> str:
 PEER = Peer(
     arm="deepgemm",
     doc="deep_gemm.fp8_gemm_nt",
-    missing=missing,
+    missing=needs("deep_gemm", PIP, "NVIDIA", 9, 10),
     version=version,
     recipes=("blockwise",),
     gemm=gemm,
     granularities=(("1x128", "128x128"),),
-    published=of_peer("deepgemm"),
 )

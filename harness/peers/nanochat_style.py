@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from harness.peers.peer import Peer, torch_version
+from harness.peers.peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,16 +96,9 @@ def linear(layer: nn.Linear, recipe: str) -> nn.Module:
     return new
 
 
-def missing(device: str) -> str | None:
-    """Nothing: torch is all it needs."""
-    return None
-
-
 PEER = Peer(
     arm="nanochat",
     doc="hand-written autograd.Function over torch._scaled_mm",
-    missing=missing,
-    version=torch_version,
     recipes=("tensorwise",),
     modes=("eager", "compile"),
     linear=linear,

@@ -12,14 +12,13 @@ from torch._C._autograd import DeviceType
 
 from harness.machine.kernels_by_name import FP8_GEMM, kernel_class
 from harness.store.errors import Cause
+from harness.store.published import Published, of_peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
-
-    from harness.store.published import Published
 
 MODES = ("eager", "compile")
 GEMM_RECIPES = ("tensorwise", "rowwise", "blockwise")  # whose scales suite `gemm` hands to a product
@@ -34,7 +33,8 @@ class Peer:
         doc: what it is, in a few words.
         missing: device -> why it can't run here, with the way to get it; None where it can. It imports nothing of the peer:
             that is for `linear`, `cast` and `gemm`, by `imported`, which `doctor` tries before it calls a peer usable.
-        version: of what is installed; called only where nothing is missing.
+            Left out: torch is all it needs.
+        version: of what is installed; called only where nothing is missing. Left out: torch's.
         recipes: of `fp8core.recipe.RECIPES`, those that `linear` or `gemm` offers under the same name.
         modes: how `linear` is meant to be run.
         linear: (layer, recipe name) -> a module that shares the layer's parameters.
@@ -50,14 +50,15 @@ class Peer:
         granularities: of A and B that `gemm` takes; empty: those of all GEMMs of its recipes.
         fast_accum: whether `gemm` always keeps its sums in the FP8 units; its arms are then checked as such.
         own_process: it changes PyTorch for its whole process; accepted and not read, since each arm has its own.
-        published: what its authors measured of it; tables that show the peer say whether that was reproduced.
+        published: what its authors measured of it, for a peer of this tree in `published.yaml`; tables that show the peer say
+            whether that was reproduced.
         gemm: (codes of A and B, scale_inv of A and B, use_fast_accum) -> D in bfloat16; layouts as the suite `gemm`.
     """
 
     arm: str
     doc: str
-    missing: Callable[[str], str | None]
-    version: Callable[[], str]
+    missing: Callable[[str], str | None] = lambda device: None
+    version: Callable[[], str] = lambda: str(torch.__version__)
     recipes: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
     linear: Callable[[nn.Linear, str], nn.Module] | None = None
@@ -75,8 +76,9 @@ class Peer:
     @property
     def facts(self) -> dict[str, object]:
         """What a row holds of the peer that ran."""
-        figures = {"peer_published": [each.stored for each in self.published]} if self.published else {}
-        return {"peer": self.arm, "peer_version": self.version(), **figures}
+        figures = [each.stored for each in self.published or of_peer(self.arm)]
+        stored = {"peer_published": figures} if figures else {}
+        return {"peer": self.arm, "peer_version": self.version(), **stored}
 
 
 class PeerImportError(ImportError):
@@ -93,6 +95,35 @@ def not_installed(package: str, pip: str) -> str | None:
         pip: what to hand to `pip install`.
     """
     return None if importlib.util.find_spec(package) else f"{package} is not installed: pip install '{pip}'"
+
+
+def needs(package: str, pip: str, maker: str, *majors: int) -> Callable[[str], str | None]:
+    """`Peer.missing` of a package for the GPUs of one maker.
+
+    Args:
+        package: its name.
+        pip: what to hand to `pip install`.
+        maker: "NVIDIA", or "AMD" (under ROCm).
+        majors: the first numbers of the compute capabilities that it runs on; all if none is given.
+    """
+
+    def missing(device: str) -> str | None:
+        own = "AMD" if torch.version.hip else "NVIDIA"
+        named = f" of compute capability {' and '.join(map(str, majors))}" if majors else ""
+        if torch.device(device).type != "cuda" or own != maker:
+            return f"{package} runs on {maker} GPUs{named}, not on this {device}; there: pip install '{pip}'"
+        if majors and nvidia_capability(device)[0] not in majors:
+            return f"{package} runs on {maker} GPUs{named}, not on this {device}"
+        return not_installed(package, pip)
+
+    return missing
+
+
+def triton_missing(device: str) -> str | None:
+    """`Peer.missing` of Triton kernels."""
+    if torch.device(device).type != "cuda":
+        return f"it consists of Triton kernels, which {device} can't run"
+    return not_installed("triton", "triton")
 
 
 def imported(module: str, pip: str) -> Any:
@@ -124,8 +155,3 @@ def nvidia_capability(device: str) -> tuple[int, int]:
     """Compute capability of an NVIDIA GPU; (0, 0) where the device is none that can be seen."""
     seen = torch.device(device).type == "cuda" and torch.version.hip is None and torch.cuda.is_available()
     return torch.cuda.get_device_capability(device) if seen else (0, 0)
-
-
-def torch_version() -> str:
-    """Version of peers that consist of torch alone."""
-    return str(torch.__version__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.peers.peer import Peer, torch_version
+from harness.peers.peer import Peer
 
 
 def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: bool) -> Tensor:
@@ -15,16 +15,9 @@ def gemm(a: Tensor, b: Tensor, a_scale_inv: Tensor, b_scale_inv: Tensor, fast: b
     )
 
 
-def missing(device: str) -> str | None:
-    """Nothing: torch is all it needs."""
-    return None
-
-
 PEER = Peer(
     arm="scaled_mm",
     doc="torch._scaled_mm called bare",
-    missing=missing,
-    version=torch_version,
     recipes=("tensorwise", "rowwise"),
     gemm=gemm,
 )

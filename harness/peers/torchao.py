@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.peers.peer import Peer, imported, not_installed
-from harness.store.published import of_peer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,5 +103,4 @@ PEER = Peer(
     linear=linear,
     fails_under_autocast=fails_under_autocast,
     cast=cast,
-    published=of_peer("torchao"),
 )

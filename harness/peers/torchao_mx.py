@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from harness.peers import torchao
 from harness.peers.peer import Peer, nvidia_capability
-from harness.store.published import of_peer
 
 MODULE = "torchao.prototype.moe_training.mxfp8_linear"
 CAPABILITY = (10, 0)
@@ -63,5 +62,4 @@ PEER = Peer(
     recipes=("mxfp8",),
     modes=("eager", "compile"),
     linear=linear,
-    published=of_peer("torchaomx"),
 )

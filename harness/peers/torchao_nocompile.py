@@ -5,14 +5,10 @@ A prototype of tensorwise scaling only: it ignores every other configuration. It
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
-import torch
-
 from harness.peers import torchao
-from harness.peers.peer import Peer
-from harness.store.published import of_peer
+from harness.peers.peer import Peer, triton_missing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,11 +18,7 @@ MODULE = "torchao.prototype.float8nocompile.float8nocompile_linear"
 
 def missing(device: str) -> str | None:
     """A GPU with Triton, and a torchao that still has the prototype."""
-    if torch.device(device).type != "cuda":
-        return f"torchao.prototype.float8nocompile consists of Triton kernels, which {device} can't run"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed: pip install triton"
-    return torchao.missing(device)
+    return triton_missing(device) or torchao.missing(device)
 
 
 def linear(layer: nn.Linear, recipe: str) -> nn.Module:
@@ -52,5 +44,4 @@ PEER = Peer(
     recipes=("tensorwise",),
     modes=("eager",),
     linear=linear,
-    published=of_peer("nocompile"),
 )

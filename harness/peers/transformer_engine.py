@@ -20,11 +20,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from harness.peers.peer import Peer, imported, not_installed
-from harness.store.published import of_peer
+from harness.peers.peer import Peer, imported, needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,14 +108,6 @@ def _autocast(recipe: str) -> AbstractContextManager[None]:
     return engine.fp8_autocast(enabled=True, fp8_recipe=theirs)
 
 
-def missing(device: str) -> str | None:
-    """An NVIDIA GPU, and more than the meta package, which installs without a GPU and imports nothing."""
-    absent = not_installed("transformer_engine", PIP)
-    if absent is None and torch.device(device).type != "cuda":
-        return f"Transformer Engine runs on NVIDIA GPUs, not on {device}"
-    return absent
-
-
 def unfit(recipe: str, device: str) -> str | None:
     """What Transformer Engine itself says of the recipe on this GPU; releases without the question are tried."""
     engine, _ = _modules()
@@ -136,7 +126,7 @@ def version() -> str:
 PEER = Peer(
     arm="te",
     doc="transformer_engine.pytorch.Linear",
-    missing=missing,
+    missing=needs("transformer_engine", PIP, "NVIDIA"),
     version=version,
     recipes=tuple(_RECIPES),
     modes=("eager",),
@@ -144,5 +134,4 @@ PEER = Peer(
     around=around,
     unfit=unfit,
     operators=False,
-    published=of_peer("te"),
 )

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from harness.peers.peer import Peer
+from harness.peers.peer import Peer, triton_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,15 +85,6 @@ def launch(
     return out
 
 
-def missing(device: str) -> str | None:
-    """A GPU with Triton."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed: pip install triton"
-    if torch.device(device).type != "cuda":
-        return f"a Triton kernel, which {device} can't run"
-    return None
-
-
 def version() -> str:
     """Version of Triton, which compiles it."""
     return importlib.metadata.version("triton")
@@ -104,7 +94,7 @@ _GEMM: Callable[[Tensor, Tensor, Tensor, Tensor, bool], Tensor] = gemm
 PEER = Peer(
     arm="tutorial",
     doc="Triton matmul of the tutorial's kind",
-    missing=missing,
+    missing=triton_missing,
     version=version,
     recipes=("tensorwise", "rowwise"),
     gemm=_GEMM,

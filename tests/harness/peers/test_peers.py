@@ -106,7 +106,7 @@ def test_nocompile_needs_triton_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         assert suite_reason is not None
         assert "Triton kernels, which cpu can't run" in suite_reason
     without(monkeypatch, "triton")
-    assert torchao_nocompile.missing("cuda") == "triton is not installed: pip install triton"
+    assert torchao_nocompile.missing("cuda") == "triton is not installed: pip install 'triton'"
 
 
 @needs_torchao

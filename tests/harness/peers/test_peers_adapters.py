@@ -213,7 +213,7 @@ def test_aiter_gets_rows_of_b_transposed_with_a_scale_each(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.1")
     numerics = gemm.build(product_case(), "aiter_rowwise_eager", "cpu").check()
     assert numerics.ok, numerics.reason
-    assert "there: pip install" in str(aiter.missing("cuda" if torch.version.hip is None else "cpu"))
+    assert "there: pip install" in str(aiter.PEER.missing("cuda" if torch.version.hip is None else "cpu"))
 
 
 # torchao's MXFP8
