@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.store.case import WITHOUT_FP8, arm_of
-from harness.store.compare import DISTURBED, pairs_of, rows_of
+from harness.store.compare import DISTURBED, pairs_of
 from harness.store.outside import parse
+from harness.store.rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

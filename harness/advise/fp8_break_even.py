@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from harness.machine.ceilings import ceilings
 from harness.machine.hardware import of_env
 from harness.machine.kernels_by_name import CAST
-from harness.store.compare import FP8_DTYPES, TIMES, pairs_of, rows_of
+from harness.store.compare import FP8_DTYPES, TIMES, pairs_of
 from harness.store.outside import parse
+from harness.store.rows import rows_of
 from harness.store.text import interval, ratio
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from harness.advise.recipes import candidates
 from harness.advise.step import speedup
 from harness.machine.ceilings import ceilings
 from harness.store.case import Arm, arm_of
-from harness.store.compare import DISTURBED, paired_ratios, rows_of
+from harness.store.compare import DISTURBED, paired_ratios
 from harness.store.outside import parse
+from harness.store.rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -23,8 +23,8 @@ from harness.advise.step import speedup, step_cost
 from harness.advise.trace import trace
 from harness.machine.ceilings import SUITES, ceilings
 from harness.machine.ranks import hosts
-from harness.store.compare import rows_of
 from harness.store.errors import UsageError
+from harness.store.rows import rows_of
 from harness.training.meta_estimate import skeleton
 from harness.training.models import ModelSpec, resolve
 

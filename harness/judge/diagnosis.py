@@ -18,12 +18,12 @@ import numpy as np
 from harness.judge import gathered, verdict
 from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, setups
 from harness.store.case import WARMUP, WITHOUT_FP8
-from harness.store.compare import TIMES, rows_of
+from harness.store.compare import TIMES
 from harness.store.errors import Cause
 from harness.store.measurement import ProofOutcome, proof_outcome
 from harness.store.outside import parse
 from harness.store.printer import picked
-from harness.store.rows import Rows
+from harness.store.rows import Rows, rows_of
 from harness.store.text import bytes_
 
 if TYPE_CHECKING:

@@ -19,10 +19,11 @@ import pandas as pd
 
 from harness.store import stats
 from harness.store.case import arm_of
-from harness.store.compare import SECONDS, TIMES, apart, judged, noise_floors, rows_of
+from harness.store.compare import SECONDS, TIMES, apart, judged, noise_floors
 from harness.store.differences import differences
 from harness.store.outside import parse
 from harness.store.printer import Table, Tone, picked, table
+from harness.store.rows import rows_of
 from harness.store.text import axes_of, case_label, constant_axes, number
 
 if TYPE_CHECKING:

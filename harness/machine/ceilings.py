@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.store.case import arm_of
-from harness.store.compare import SECONDS, rows_of
+from harness.store.compare import SECONDS
 from harness.store.outside import parse
+from harness.store.rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

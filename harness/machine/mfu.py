@@ -161,7 +161,7 @@ def of_row(
     """The columns of a stored time, once for each rule by which its FLOPs are known.
 
     Args:
-        row: a row of the store with a time (`harness.store.compare.rows_of`): of the suite `train`, or of any suite that
+        row: a row of the store with a time (`harness.store.rows.rows_of`): of the suite `train`, or of any suite that
             declares FLOPs, which then are those of its GEMMs.
         device: of the row.
         achieved: see `utilization`.

@@ -12,9 +12,10 @@ from harness.machine.mfu import floor_seconds
 from harness.report.runs import newest, once
 from harness.report.table import estimate, known, resolved_of
 from harness.store.case import Arm, arm_of
-from harness.store.compare import FP8_DTYPES, SECONDS, TIMES, rows_of
+from harness.store.compare import FP8_DTYPES, SECONDS, TIMES
 from harness.store.measurement import ProofOutcome, proof_outcome
 from harness.store.outside import parse
+from harness.store.rows import rows_of
 
 if TYPE_CHECKING:
     from collections import defaultdict

@@ -31,12 +31,12 @@ from harness.machine.ceilings import Ceilings, ceilings
 from harness.machine.hardware import Device, of_env
 from harness.store import run_state, stats, text
 from harness.store.case import arms_of
-from harness.store.compare import DISAGREE, TIE, TIMES, pairs_of, rows_of, with_rates
+from harness.store.compare import DISAGREE, TIE, TIMES, pairs_of, with_rates
 from harness.store.errors import Cause, UsageError
 from harness.store.outside import parse
 from harness.store.private import public
 from harness.store.reading import ReadLimits
-from harness.store.rows import Rows
+from harness.store.rows import Rows, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -20,6 +20,7 @@ from harness.store import measurement, stats
 from harness.store.case import arm_of, controls
 from harness.store.differences import IDENTITY, differences, in_words
 from harness.store.outside import parse
+from harness.store.rows import rows_of
 from harness.store.stats import MIN_ROUNDS, Effect
 
 if TYPE_CHECKING:
@@ -168,13 +169,6 @@ def with_rates(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(
         tflops=(work / seconds / 1e12).where(work > 0), gb_per_s=frame["bytes_moved"] / seconds / 1e9
     )
-
-
-def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as dictionaries."""
-    names = [str(name) for name in frame.columns]
-    columns = [frame[name].tolist() for name in frame.columns]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def _cases(times: Sequence[dict[str, Any]], partial: bool = False) -> dict[tuple[str, str, str], list[_Row]]:

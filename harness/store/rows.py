@@ -1,21 +1,29 @@
-"""Rows: those of a frame as dictionaries, each made when it is first asked for: a report shows a tenth of what is stored."""
+"""Rows: those of a frame as dictionaries, all at once or each when it is first asked for: a report shows a tenth of them.
+
+pandas is imported on use: it starts a thread, and suites import `harness.store.compare` in the server that workers are forked from.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-
-from harness.store.compare import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
+    import pandas as pd
     from numpy.typing import NDArray
 
     Row = dict[str, Any]
     Wanted = str | Container[str] | Callable[[str], object]
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as dictionaries."""
+    names = [str(name) for name in frame.columns]
+    columns = [frame[name].tolist() for name in frame.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 class Rows:
@@ -31,6 +39,8 @@ class Rows:
         fits = np.ones(len(self._frame), bool)
         for name, value in wanted.items():
             if name not in self._columns:
+                import pandas as pd
+
                 found, distinct = pd.factorize(self._frame[name], use_na_sentinel=False)
                 self._columns[name] = found, list(distinct)
             codes, words = self._columns[name]

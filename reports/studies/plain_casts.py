@@ -15,7 +15,7 @@ from documented_table import fill
 
 from harness.report.table import resolved_of
 from harness.store import text
-from harness.store.compare import rows_of
+from harness.store.rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

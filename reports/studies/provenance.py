@@ -23,8 +23,9 @@ import yaml
 from harness import store
 from harness.machine.environment import counted, hash_of
 from harness.store.case import arm_of
-from harness.store.compare import BOTH_SIDES, ONE_SIDE, TIMES, pairs_of, rows_of
+from harness.store.compare import BOTH_SIDES, ONE_SIDE, TIMES, pairs_of
 from harness.store.outside import parse
+from harness.store.rows import rows_of
 
 SENTENCES = ("README.md", "PACKAGE.md", "results/README.md")  # pages whose sentences people write
 _FIGURE = re.compile(r"\b(\d+\.\d+)(?=x|(?: to| and| or) \d+\.\d+x)")

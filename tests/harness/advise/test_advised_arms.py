@@ -13,7 +13,8 @@ from report_fixtures import Invented, absent, frame
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
 from harness.judge.diagnosis import findings
 from harness.store.case import Case
-from harness.store.compare import pairs_of, rows_of
+from harness.store.compare import pairs_of
+from harness.store.rows import rows_of
 
 if TYPE_CHECKING:
     from harness.store.measurement import Measurement

@@ -13,8 +13,9 @@ from report_fixtures import H200
 from harness import store
 from harness.judge.reproduced import Found, OwnFigure, reproduction, reproductions
 from harness.store.case import arm_of, parse
-from harness.store.compare import TIMES, pairs_of, rows_of, with_rates
+from harness.store.compare import TIMES, pairs_of, with_rates
 from harness.store.published import RATE, SPEEDUP, Published, of_peer, of_row
+from harness.store.rows import rows_of
 
 ROOT = Path(__file__).parents[3]
 NOCOMPILE = parse("nocompile_tensorwise_eager")
