@@ -130,12 +130,10 @@ def _threads() -> int:
 
 
 def _import(modules: Sequence[str]) -> str:
-    """Import modules; the one that has started threads that a fork does not take over, "" for none.
+    """Import modules, at least one; the one that has started threads that a fork does not take over, "" for none.
 
     OpenBLAS, which numpy has, ends its threads before a fork and starts them again; so they are counted after one.
     """
-    if not modules:
-        return ""
     importlib.import_module("numpy")
     _fork_once()
     count = _Count()
@@ -156,6 +154,5 @@ def _fork_once() -> None:
     os.waitpid(child, 0)
 
 
-started_threads = _import(
-    os.environ.pop(MODULES, "").split()
-)  # in the server, and so in what is forked from it
+_preloaded = os.environ.pop(MODULES, "").split()
+started_threads = _import(_preloaded) if _preloaded else ""  # in the server, and so in what is forked from it
