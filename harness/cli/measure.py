@@ -22,7 +22,7 @@ from harness.engine.plan import Task, nothing_compared
 from harness.engine.progress import Progress
 from harness.engine.stages import Mark, Stage, Steps
 from harness.engine.turns import Turns, with_control
-from harness.judge import diagnosis, verdict
+from harness.judge import diagnosis
 from harness.judge.diagnosis import few
 from harness.machine import device_lock, environment, raw_output
 from harness.machine.processes import interruptible, marked
@@ -328,9 +328,12 @@ def _print_findings(folder: Path, judged: bool = True) -> int:
     frame = store.open_run(folder)
     problems = [f"not read: {problem}" for problem in frame.attrs["problems"]]
     sys.stdout.write("".join(f"warning: {problem}\n" for problem in problems))
-    verdicts = verdict.judge(frame)
-    output = (
-        printer.as_text(verdict.StoredVerdicts(verdicts)) if judged else "not judged: train.judge=false\n"
-    )
-    sys.stdout.write(output + printer.as_text(diagnosis.Diagnosis(diagnosis.findings(frame, verdicts))))
+    verdicts = None
+    if "divergence" in set(frame["suite"]):
+        from harness.judge import verdict
+
+        verdicts = verdict.judge(frame)
+        answer = printer.as_text(verdict.StoredVerdicts(verdicts))
+        sys.stdout.write(answer if judged else "not judged: train.judge=false\n")
+    sys.stdout.write(printer.as_text(diagnosis.Diagnosis(diagnosis.findings(frame, verdicts))))
     return int((frame["status"] == "failed").sum())

@@ -1,7 +1,7 @@
 """Diagnosis: what is probably wrong with a run, found in its stored rows, each finding with its figures and a way out.
 
 One function a symptom, all in `CHECKS`, in the order of the findings; a symptom that the rows do not show yields
-nothing. The symptoms are those that guides for FP8 training warn of and leave to the reader: FP8 that never ran, hardware
+nothing. Those of loss curves are in `harness.judge.instability`. The symptoms are those that guides for FP8 training warn of and leave to the reader: FP8 that never ran, hardware
 without it, a loss that diverges at once or spikes, memory that FP8 needs and bf16 did not, layers too small to pay, scales
 that never move.
 """
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge import gathered, verdict
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, setups
-from harness.store.case import WARMUP, WITHOUT_FP8
+from harness.judge import gathered
+from harness.store.case import NEGATIVE, WITHOUT_FP8
 from harness.store.compare import TIMES
 from harness.store.errors import Cause
 from harness.store.measurement import ProofOutcome, proof_outcome
@@ -31,19 +30,12 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from harness.judge.verdict import ArmVerdict, Run
-    from harness.judge.verdict.rows import StoredSetup
+    from harness.judge.verdict import ArmVerdict
     from harness.store.printer import Table, Tone
 
     Row = dict[str, Any]
 
 FIRST_FP8_CAPABILITY = 8.9  # Ada; Hopper is 9.0
-EARLY_STEPS = 50
-DIVERGED = 0.10  # smoothed gap, of the control's loss
-EARLY_HALF_LIFE = 5.0
-RISEN = 0.5  # of the smoothed loss above its first value: single batches differ by less
-# AdamW moves each weight by about the learning rate in a step, and weights begin at about 0.02; published rates are 1e-5 to 1e-2
-ABSURD_RATE = 0.1
 # Of a Gaussian tensor the casts reach 31.5 dB (e4m3) and 25.5 dB (e5m2, which only gradients use); alarms 3 dB below.
 SQNR_ALARM = {"input": 28.0, "weight": 28.0, "grad_output": 22.0}
 UNDERFLOW_ALARM = 0.01
@@ -92,7 +84,7 @@ def _scaling(row: Row) -> str:
     return str(stated or next((word for word in ("delayed", "static") if word in _recipe(row)), "dynamic"))
 
 
-def _setting(row: Row) -> dict[str, Any]:
+def setting_of(row: Row) -> dict[str, Any]:
     """The set-up that a row belongs to: its axes without the seed."""
     return {k: v for k, v in parse(row["axes"]).items() if k != "seed"}
 
@@ -107,7 +99,6 @@ class DiagnosisInput:
 
     frame: pd.DataFrame
     rows: Rows
-    setups: Sequence[StoredSetup]
     verdicts: Sequence[ArmVerdict]
     pairs: Sequence[Row] | None = None  # of `harness.store.compare.pairs_of`, where they are at hand
 
@@ -133,9 +124,12 @@ def findings(
         pairs: of `harness.store.compare.pairs_of`, likewise.
         rows: those of the frame, likewise.
     """
-    verdicts = verdict.judge(frame) if verdicts is None else verdicts
-    material = DiagnosisInput(frame, rows or Rows(frame), setups(frame), verdicts, pairs)
     measured = set(frame["suite"])
+    if verdicts is None and "divergence" in measured:
+        from harness.judge.verdict import judge
+
+        verdicts = judge(frame)
+    material = DiagnosisInput(frame, rows or Rows(frame), verdicts or (), pairs)
     checks = [check for check, suites in CHECKS.items() if not suites or suites & measured]
     return list(dict.fromkeys(finding for check in checks for finding in check(material)))
 
@@ -254,117 +248,11 @@ def unsupported_hardware(material: DiagnosisInput) -> Iterator[Finding]:
             )
 
 
-def early_divergence(material: DiagnosisInput) -> Iterator[Finding]:
-    """A loss that leaves its control's within the first 50 steps, with LR, warm-up and the worst layer.
+def unstable(material: DiagnosisInput) -> Iterator[Finding]:
+    """A loss that diverges early, or spikes."""
+    from harness.judge import instability  # the loss verdict
 
-    Where the control breaks in the same seeds, FP8 is not the cause: one finding for all arms, and no schedule proposed.
-    """
-    for setup in material.setups:
-        base = setup.arms.get(CONTROL, {})
-        failing = {s: where for s, run in base.items() if (where := _runs_away(run))}
-        with_control = []
-        for arm, runs in setup.arms.items():
-            fields = setup.records[arm]
-            if fields.recipe == CONTROL or fields.variant in (WARMUP, NEGATIVE):
-                continue
-            seen = {
-                s: where
-                for s, run in runs.items()
-                if (where := _diverged(run, base.get(s)) or _runs_away(run))
-            }
-            if seen.keys() & failing.keys():
-                with_control.append(arm)
-            elif seen:
-                yield _of_fp8(material, setup, arm, seen)
-        if with_control:
-            shown, smaller, absurd = _learning_rate(setup, with_control[0])
-            yield Finding(
-                f"{CONTROL} diverges within the first {EARLY_STEPS} steps, and {', '.join(with_control)} with it",
-                (_seeds(failing, base), shown),
-                absurd
-                or "the learning rate is too high for this set-up, or its warm-up too short: FP8 has no part in it",
-                f"{smaller} or a longer warm-up (axes.lr_warmup), until {CONTROL} trains",
-            )
-
-
-def _of_fp8(material: DiagnosisInput, setup: StoredSetup, arm: str, seen: Mapping[int, str]) -> Finding:
-    """The control trains, and this arm does not."""
-    runs = setup.arms[arm]
-    shown, smaller, absurd = _learning_rate(setup, arm)
-    ways = f"{smaller} or a longer warm-up (axes.lr_warmup)"
-    if max(run.planned_steps or run.loss.steps.size for run in runs.values()) > 4 * EARLY_STEPS:
-        ways += f" or schedule=warmup_bf16:{2 * EARLY_STEPS}, which starts FP8 after the worst is over"
-    cause = f"not known: {CONTROL} was not run in these seeds"
-    if seen.keys() <= setup.arms.get(CONTROL, {}).keys():
-        cause = f"what it computes otherwise than {CONTROL}, which trains on the same batches at the same learning rate"
-    evidence = (_seeds(seen, runs), shown, *_worst_layers(material, setup, arm))
-    return Finding(f"{arm} diverges within the first {EARLY_STEPS} steps", evidence, absurd or cause, ways)
-
-
-def _seeds(seen: Mapping[int, str], runs: Mapping[int, Run]) -> str:
-    return f"{len(seen)} of {len(runs)} seeds: " + "; ".join(f"seed {s} {where}" for s, where in seen.items())
-
-
-def _learning_rate(setup: StoredSetup, arm: str) -> tuple[str, str, str]:
-    """The learning rate and its warm-up in words, a smaller one to try, and "" or why no model survives it."""
-    schedule = setup.fact(arm, "lr_schedule")
-    schedule = schedule if isinstance(schedule, dict) else {}
-    rate, rise = setup.axes.get("lr", schedule.get("lr")), schedule.get("rise_steps")
-    rising = "of unknown length" if rise is None else f"{rise} steps"
-    if not isinstance(rate, int | float) or isinstance(rate, bool):
-        return f"learning rate not known, warm-up {rising}", "a smaller lr", ""
-    shown = f"learning rate {rate:g}, warm-up {rising}"
-    if rate < ABSURD_RATE:
-        return shown, f"axes.lr={rate / 2:g}", ""
-    why = f"the learning rate {rate:g}: AdamW moves each weight by about that much in a step, and weights begin at about 0.02"
-    return shown, "axes.lr=0.001 or less", why
-
-
-def _runs_away(run: Run) -> str:
-    """How and where a run breaks by itself within its first steps; empty if it does not."""
-    if run.broke_at is not None and run.broke_at < EARLY_STEPS:
-        return f"is NaN or infinite from step {run.broke_at}"
-    early = run.loss.steps < EARLY_STEPS
-    steps, values = run.loss.steps[early], run.loss.values[early]
-    if values.size < 2 * EARLY_HALF_LIFE or not np.isfinite(values).all():
-        return ""
-    end = float(verdict.ema(values, steps, EARLY_HALF_LIFE)[-1])
-    if end <= (1 + RISEN) * values[0]:
-        return ""
-    return f"ends step {int(steps[-1])} at {end:.3g}, above the {values[0]:.3g} that it began with"
-
-
-def _diverged(run: Run, control: Run | None) -> str:
-    """How and where a run left its control within the first steps; empty if it did not."""
-    if control is None:
-        return ""
-    count = min(run.loss.steps.size, control.loss.steps.size)
-    early = np.flatnonzero(run.loss.steps[:count] < EARLY_STEPS)
-    steps, mine, theirs = run.loss.steps[early], run.loss.values[early], control.loss.values[early]
-    if not mine.size or not np.isfinite([mine, theirs]).all():
-        return ""
-    gap = verdict.ema(mine - theirs, steps, EARLY_HALF_LIFE, from_zero=True) / theirs
-    over = steps[gap > DIVERGED]
-    if not over.size:
-        return ""
-    return f"is {100 * gap.max():.0f} % above {CONTROL} (first beyond {100 * DIVERGED:.0f} % at step {int(over[0])})"
-
-
-def _worst_layers(material: DiagnosisInput, setup: StoredSetup, arm: str) -> list[str]:
-    """The tensor with the most saturation and the one with the most underflow, where the run was diagnosed."""
-    sampled = [r for r in material.rows.pick(part=bool, arm=arm) if _setting(r) == setup.axes]
-    lines, looked = [], []
-    for metric, word in (("saturated_frac", "saturation"), ("underflow_frac", "underflow")):
-        shares = [
-            (max(r["samples"]), r["part"]) for r in sampled if r["metric"] == metric and len(r["samples"])
-        ]
-        share, part = max(shares, default=(0.0, ""))
-        looked.append(bool(shares))
-        if share > 0:
-            lines.append(f"most {word}: {part}, {100 * share:.3g} %")
-    return lines or [
-        "no cast saturates or underflows" if all(looked) else "layers were not diagnosed in this run"
-    ]
+    yield from instability.found(material)
 
 
 def out_of_memory(material: DiagnosisInput) -> Iterator[Finding]:
@@ -379,9 +267,9 @@ def out_of_memory(material: DiagnosisInput) -> Iterator[Finding]:
     done = set()
     for r in failed:
         base, baseline = fits.get((r["run_id"], r["case_id"], r["baseline"])), r["baseline"]
-        if base is None or _recipe(base) or (str(_setting(r)), r["arm"]) in done:
+        if base is None or _recipe(base) or (str(setting_of(r)), r["arm"]) in done:
             continue
-        done.add((str(_setting(r)), r["arm"]))
+        done.add((str(setting_of(r)), r["arm"]))
         mine, theirs = (_sizes(of, "memory") for of in (r, base))
         lacking = [name for name, sizes in ((r["arm"], mine), (baseline, theirs)) if not sizes]
         more = {k: v - theirs.get(k, 0.0) for k, v in mine.items() if v > theirs.get(k, 0.0)}
@@ -404,20 +292,6 @@ def _sizes(row: Row, field: str) -> dict[str, float]:
 
 def _largest_first(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{k} {bytes_(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
-
-
-def loss_spikes(material: DiagnosisInput) -> Iterator[Finding]:
-    """More loss or gradient spikes than the control has."""
-    for v in material.verdicts:
-        gate = v.verdict.gate("L2")
-        if gate is not None and gate.effect > 0 and v.fields.variant != NEGATIVE:
-            setup = next(s for s in material.setups if (s.run_id, s.axes) == (v.run_id, v.axes))
-            yield Finding(
-                f"{v.arm} spikes more than {v.against}",
-                (gate.sentence, *_worst_layers(material, setup, v.arm)),
-                f"not known: {v.against} saw the same batches, and the rows do not show which casts make the difference",
-                "a recipe with finer scales (rowwise, blockwise), the worst layers in bf16, or gradient clipping",
-            )
 
 
 def cannot_pay(material: DiagnosisInput) -> Iterator[Finding]:
@@ -450,7 +324,7 @@ def frozen_scales(material: DiagnosisInput) -> Iterator[Finding]:
     series: dict[tuple[str, str, str, str], dict[str, Any]] = {}
     for r in material.rows.pick(part=bool, metric=("scale_log2", "amax"), status="ok"):
         if _recipe(r) and _scaling(r) == "delayed":
-            key = (r["run_id"], str(_setting(r)), r["arm"], r["part"])
+            key = (r["run_id"], str(setting_of(r)), r["arm"], r["part"])
             series.setdefault(key, {})[r["metric"]] = np.array(r["samples"])
     lines = []
     for (_, _, arm, part), found in series.items():
@@ -502,9 +376,8 @@ CHECKS: Mapping[Callable[[DiagnosisInput], Iterator[Finding]], set[str]] = {
     fp8_did_not_run: set(),
     fp8_not_proved: set(),
     unsupported_hardware: set(),
-    early_divergence: {SUITE},
+    unstable: {"divergence"},
     out_of_memory: set(),
-    loss_spikes: {SUITE},
     cannot_pay: {"linear", "train"},
     advice_was_wrong: {"train"},
     frozen_scales: set(),

@@ -11,7 +11,7 @@ import numpy as np
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
 from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import EQUIVALENCE, percent
-from harness.judge.verdict.rows import CONTROL, NEGATIVE, SUITE, is_candidate
+from harness.judge.verdict.rows import CONTROL, SUITE, is_candidate
 from harness.judge.verdict.rule import PASS_CONFIDENCE
 from harness.report.drawing import BAND, INK, MUTED, Chart, evenly, look, sheet, styled, ticks
 from harness.report.table import (
@@ -31,6 +31,7 @@ from harness.store.case import (
     GRAD_FORMAT,
     KNOBS,
     LOCAL,
+    NEGATIVE,
     ONLY_GEMM,
     ONLY_OPERAND,
     OTHER,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from harness.judge import gathered
-from harness.judge.verdict.rows import NEGATIVE, is_candidate, unshown
+from harness.judge.verdict.rows import is_candidate, unshown
 from harness.judge.verdict.rows import trains_the_same as answer_over
 from harness.report.records import (
     first_steps,
@@ -26,7 +26,7 @@ from harness.report.records import (
 from harness.report.runs import computed_in, once
 from harness.report.table import known
 from harness.store import stats, text
-from harness.store.case import Arm, arm_of, baseline_of, parse
+from harness.store.case import NEGATIVE, Arm, arm_of, baseline_of, parse
 from harness.store.compare import TIMES
 from harness.store.errors import REFUTED, Cause
 

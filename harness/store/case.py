@@ -34,6 +34,7 @@ CONTROL_SUFFIX = ":again"  # of the A/A control: a baseline timed a second time 
 WITHOUT_FP8 = ("bf16", "base", "no_fp8")  # `recipe` of arms whose layers stay in high precision
 GOLDEN, EPS, OTHER = "golden", "eps", "other"  # variants of training runs, see harness.suites.divergence
 WARMUP, COOLDOWN = "warmup", "cooldown"
+NEGATIVE = "negative_control"  # with a known fault
 # Variants of training runs that round only one part of a recipe, in emulation: an operand, a GEMM; or that change the
 # format of the gradients, or one knob of four bits. They show what each part costs in loss; nobody trains them.
 ONLY_OPERAND = {f"only_{name}": name for name in ("input", "weight", "grad_output")}

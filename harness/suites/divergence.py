@@ -33,7 +33,7 @@ from fp8core.distributed.weight_gather import recipe_reason
 from fp8core.history import mark_ready
 from fp8core.recipe import Cast, Gemm, Recipe
 from harness.machine import ranks
-from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, expand
+from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, NEGATIVE, OTHER, WARMUP, Arm, expand
 from harness.store.errors import Cause, UsageError
 from harness.store.loss_limits import MIN_POINTS, MIN_SEEDS
 from harness.suites import ablation, axes_of
@@ -102,7 +102,7 @@ def _runs_fp8(schedule: PrecisionSchedule, recipe: Recipe, layers: Collection[st
     return False
 
 
-BASE, NEGATIVE = "base", "negative_control"
+BASE = "base"
 PHASE = 0.2  # of the steps, in the arms that change precision
 OTHER_SEEDS = 1_000_000  # added to the seed of base_other; a sweep asks for smaller ones alone
 WITHOUT_HELDOUT = (BASE, f"{BASE}_{OTHER}", NEGATIVE)  # arms that no held-out loss has to pass

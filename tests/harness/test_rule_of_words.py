@@ -35,13 +35,13 @@ from harness.judge.diff import RunChanges, Timed
 from harness.judge.fleet import LACKING, PEAKS, Fleet, Score
 from harness.judge.verdict.paired import Verdict
 from harness.judge.verdict.result import GateResult
-from harness.judge.verdict.rows import NEGATIVE, ArmVerdict, StoredVerdicts
+from harness.judge.verdict.rows import ArmVerdict, StoredVerdicts
 from harness.judge.verdict.rule import CurveVerdict, verdict
 from harness.judge.verdict.stored_noise import SeedsNeeded
 from harness.report.first_screen import FirstScreen
 from harness.report.standings import NO_LOSS, Checks, Standing
 from harness.report.verdicts import Answer
-from harness.store.case import Arm
+from harness.store.case import NEGATIVE, Arm
 from harness.store.printer import MOST, Tone, as_text
 from harness.training.ab.result import FP8, TrialResult
 

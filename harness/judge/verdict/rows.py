@@ -25,7 +25,7 @@ from harness.judge.verdict.integrity import LONG, STRETCH, stretch
 from harness.judge.verdict.paired import Verdict, conclude, judge_other_seeds, judge_pairs
 from harness.judge.verdict.result import GateResult
 from harness.store import text
-from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, OTHER, WARMUP, Arm, arm_of
+from harness.store.case import ABLATIONS, COOLDOWN, EPS, GOLDEN, NEGATIVE, OTHER, WARMUP, Arm, arm_of
 from harness.store.differences import ENV_ID_FIELDS
 from harness.store.errors import Cause
 from harness.store.measurement import FIELD, LAYERS, ProofOutcome, proof_outcome
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 SUITE = "divergence"
 CONTROL = "base"
-NEGATIVE = "negative_control"
 _CURVES = {
     "loss": "loss",
     "heldout_loss": "heldout",

@@ -17,9 +17,8 @@ from harness.__main__ import main
 from harness.judge.verdict import Run, rows
 from harness.judge.verdict.power import ALPHA, seeds_for, tost_power
 from harness.judge.verdict.result import MARGIN
-from harness.judge.verdict.rows import NEGATIVE
 from harness.judge.verdict.stored_noise import SeedsNeeded, best_noise, seconds
-from harness.store.case import OTHER, Arm, parse
+from harness.store.case import NEGATIVE, OTHER, Arm, parse
 
 
 @pytest.mark.parametrize(
