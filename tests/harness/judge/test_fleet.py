@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fleet_fixtures import CASES, CHECK, card, env, failed, judged, names, time
-from report_fixtures import figure, write_run
+from report_fixtures import absent, figure, write_run
 
 import harness.judge.fleet
 from harness.__main__ import main
@@ -187,6 +187,13 @@ def test_the_newest_time_of_a_card_counts_and_every_result(
     card(tmp_path / "first", "beef", **first)
     card(tmp_path / "second", "beef", **second)
     assert [kind for _, kind in outliers(healthy, tmp_path)] == kinds
+
+
+def test_what_a_later_run_left_out_does_not_replace_what_was_measured(healthy: Path, tmp_path: Path) -> None:
+    card(tmp_path / "first", "beef", slow=2.0)
+    later = [[absent(case, "bf16", "skipped", "budget_s") for case in CASES]]
+    write_run(tmp_path / "second", later, run_id="later", sweep="fleet", env=env("beef"))
+    assert outliers(healthy, tmp_path) == [("beef", "slow")]
 
 
 # Results
