@@ -363,6 +363,13 @@ def test_what_fails_on_every_card_is_nobodys_fault_and_not_judged(tmp_path: Path
     assert (fleet.code, fleet.outliers) == ("not_judged", [])
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_where_no_value_has_a_majority_nobody_is_trusted(count: int, tmp_path: Path) -> None:
+    for i, name in enumerate(names(count)):
+        card(tmp_path, name, checksum=("c0ffee", "badbad")[i % 2])
+    assert outliers(tmp_path) == [(name, "corrupt") for name in names(count)]
+
+
 def test_a_card_that_gave_two_values_contradicts_itself_whatever_the_others_gave(tmp_path: Path) -> None:
     """Oracle: one value and the other in different runs of the same two cards."""
     for name in names(2):
