@@ -102,11 +102,11 @@ def unreadable_card(place: Place, planted: bool) -> object:
     return judged(place)
 
 
-def products_left_out(place: Place, planted: bool, others: int) -> object:
+def products_left_out(place: Place, planted: bool, others: int, name: str = "0003") -> object:
     cases = CASTS if planted else (*CASTS, *CASES)
     rows = [[time(c, arm, ms * c.integer("M") / 1024) for arm, ms in BASE_MS.items()] for c in cases]
     rows.append([figure(CHECK, "rowwise_eager", "mismatches", 0.0, resolved={"checksum": "c0ffee"})])
-    write_run(place.folder / "0003", rows, run_id="run-0003", sweep="fleet", env=env("0003"))
+    write_run(place.folder / name, rows, run_id=f"run-{name}", sweep="fleet", env=env(name))
     return judged(place, others)
 
 
@@ -117,6 +117,12 @@ def card_without_products(place: Place, planted: bool) -> object:
 
 @of_fleet(what="one of three cards has no time of any product", instead=[0, "not_judged", 0])
 def one_of_three_without_products(place: Place, planted: bool) -> object:
+    return products_left_out(place, planted, 2)
+
+
+@of_fleet(what="two of four cards have no time of any product", instead=[0, "not_judged", 0])
+def two_of_four_without_products(place: Place, planted: bool) -> object:
+    products_left_out(place, planted, 0, "0004")
     return products_left_out(place, planted, 2)
 
 

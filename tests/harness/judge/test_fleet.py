@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fleet_fixtures import CASES, CHECK, card, env, failed, judged, names, time
-from report_fixtures import figure, write_run
+from report_fixtures import absent, figure, write_run
 
 import harness.judge.fleet
 from harness.__main__ import main
@@ -189,6 +189,13 @@ def test_the_newest_time_of_a_card_counts_and_every_result(
     assert [kind for _, kind in outliers(healthy, tmp_path)] == kinds
 
 
+def test_what_a_later_run_left_out_does_not_replace_what_was_measured(healthy: Path, tmp_path: Path) -> None:
+    card(tmp_path / "first", "beef", slow=2.0)
+    later = [[absent(case, "bf16", "skipped", "budget_s") for case in CASES]]
+    write_run(tmp_path / "second", later, run_id="later", sweep="fleet", env=env("beef"))
+    assert outliers(healthy, tmp_path) == [("beef", "slow")]
+
+
 # Results
 
 
@@ -354,6 +361,13 @@ def test_what_fails_on_every_card_is_nobodys_fault_and_not_judged(tmp_path: Path
         card(tmp_path, name, fails="RuntimeError: no kernel image")
     fleet = Fleet(judged(tmp_path), (), ())
     assert (fleet.code, fleet.outliers) == ("not_judged", [])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_where_no_value_has_a_majority_nobody_is_trusted(count: int, tmp_path: Path) -> None:
+    for i, name in enumerate(names(count)):
+        card(tmp_path, name, checksum=("c0ffee", "badbad")[i % 2])
+    assert outliers(tmp_path) == [(name, "corrupt") for name in names(count)]
 
 
 def test_a_card_that_gave_two_values_contradicts_itself_whatever_the_others_gave(tmp_path: Path) -> None:
