@@ -15,6 +15,7 @@ from harness.report.section import Section
 from harness.report.table import Column, known, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.store import stats, text
+from harness.store.compare import DISTURBED
 from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
@@ -87,10 +88,10 @@ def _table(
 
 
 def _gains(machine: Machine) -> Found:
-    """Speedups over bf16; the newest run."""
+    """Speedups over bf16 that may decide something; the newest run."""
     found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
     for r in fp8_pairs(machine):
-        if known(r["speedup"]):
+        if known(r["speedup"]) and r["condition"] not in DISTURBED:
             found[tuple(r[name] for name in _GAIN_OF)][r["case_id"]] = r["speedup"]
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from report_cases import cpu_run, gpu_run, linear_cases
-from report_fixtures import H100, Invented, figure, write_run
+from report_fixtures import H100, H200, TIMING, Invented, figure, write_run
 from report_pages import run_of, table
 
 from harness.report import compared, steps, write_report
@@ -71,6 +71,17 @@ def test_gains_of_two_gpus_stand_side_by_side(tmp_path):
         own_pairs = [p for p in m.pairs if (p["arm"], p["regime"]) == ("tensorwise_compile", "isolated")]
         mean = stats.geometric_mean([p["speedup"] for p in own_pairs]).value
         assert float(own[m.name].rstrip("x")) == pytest.approx(mean, rel=5e-3)
+
+
+def test_gains_that_decide_nothing_stand_beside_none(tmp_path):
+    """Oracle: `DISTURBED`: a ratio that was taken beside another process is no gain of that machine."""
+    beside = {"timing": dict(TIMING) | {"contended": True}}
+    runs = []
+    for env, more in ((H200, {}), (H100, beside)):
+        cases = linear_cases(Invented(**more), 690.0)
+        run_id = f"20260103T030405Z-0123456-{env['driver'][:3]}0"
+        runs.append(write_run(tmp_path / run_id, cases, env=env, run_id=run_id))
+    assert [t.key for t in compared.across_machines(load(runs, tmp_path))] == ["machines-exactness"]
 
 
 # Steps
