@@ -10,7 +10,8 @@ from report_cases import cpu_run, gpu_run, linear_cases
 from report_fixtures import H100, H200, TIMING, Invented, figure, write_run
 from report_pages import run_of, table
 
-from harness.report import compared, steps, write_report
+from harness.machine import mfu
+from harness.report import compared, records, steps, write_report
 from harness.report.headline import headline, headline_rows
 from harness.report.runs import load
 from harness.store import stats
@@ -124,6 +125,23 @@ def test_mfu_by_hand_with_every_denominator(tmp_path):
     assert shown == pytest.approx(by_hand, rel=5e-3)
     mixed = 100 * (0.8e14 / 989e12 + 2e14 / 1979e12) / 0.2
     assert float(causal["mixed MFU"].removesuffix(" %")) == pytest.approx(mixed, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("ms", "flags", "words"),
+    [
+        (300.0, [[], []], ""),
+        (195.0, [["masked_counted"], []], "masked counted"),
+        (150.0, [["masked_counted"], ["over_peak"]], "above the peak at the measured clock"),
+    ],
+)
+def test_a_step_is_impossible_in_its_own_table_where_mfu_says_so(tmp_path, ms, flags, words):
+    """By hand: 202 ms at the peaks with the masked half of attention, 182 without."""
+    rows = [replace(r, sample_clock_mhz=(1980.0,) * 40) for r in counted(ms, causal=0.8e14)]
+    found = run_of(tmp_path, rows)
+    (record,) = [r for r in records.arm_records(found, "train") if r["arm"] == "tensorwise_eager"]
+    assert [used.doubts for used in mfu.of_row(record, found.device)] == flags
+    assert record["over_peak"] == words
 
 
 def test_both_sides_of_a_step_stand_in_its_row(tmp_path):
