@@ -74,6 +74,22 @@ def test_gains_of_two_gpus_stand_side_by_side(tmp_path):
         assert float(own[m.name].rstrip("x")) == pytest.approx(mean, rel=5e-3)
 
 
+def test_machines_of_one_name_are_told_apart_by_what_a_time_depends_on(tmp_path):
+    """Oracle: `differences`, which names those fields first; a commit tells no machine apart."""
+    envs = [
+        H200 | {"cpu_governor": str(i), "driver": str(i), "power_limit_w": 600.0 + i, "git_commit": str(i)}
+        for i in (0, 1)
+    ]
+    runs = [
+        write_run(
+            tmp_path / str(i), linear_cases(Invented(), 690.0)[:1], env=env, env_id=str(i), run_id=f"r{i}"
+        )
+        for i, env in enumerate(envs)
+    ]
+    shown = compared.names(load(runs, tmp_path).machines)
+    assert sorted(shown) == [f"NVIDIA H200, power limit w {600.0 + i}, driver {i}" for i in (0, 1)]
+
+
 def test_gains_that_decide_nothing_stand_beside_none(tmp_path):
     """Oracle: `DISTURBED`: a ratio that was taken beside another process is no gain of that machine."""
     beside = {"timing": dict(TIMING) | {"contended": True}}
