@@ -33,7 +33,8 @@ def main(words: Sequence[str]) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
-        UsageError: not two runs, an unknown word, a run without a row, or a page that can't be written.
+        UsageError: not two runs, several in one of the two folders, an unknown word, a run without a row, or a page that can't be
+            written.
     """
     if (options := options_of(DiffOptions, words)) is None:
         return 0
@@ -49,6 +50,8 @@ def main(words: Sequence[str]) -> int:
             raise UsageError(f"cannot read {frame.attrs['problems'][0]}; measure it again")
         if not len(frame):
             raise UsageError(f"{run} holds no row")
+        if (held := frame["run_id"].nunique()) > 1:
+            raise UsageError(f"{run} holds {held} runs: name one of them")
         frames.append(frame)
     found = changes(frames[0], frames[1], [Path(run).name for run in runs])
     printer.show(found, console(), as_program=options.json)

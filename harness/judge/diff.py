@@ -48,8 +48,7 @@ CAUSES: Mapping[str, str] = {
 SAME = 1.02  # a difference below this is none, whatever the controls say
 POLICY = (
     "policy of diff: a time has changed where the 95 % interval of the ratio excludes 1 and the ratio exceeds "
-    f"{SAME - 1:.0%} and the noise floor of each run that has controls; it is the same where a report would say so of two arms; "
-    "else, with too few rounds, by two methods, or beside another process or throttled on one side, it is unclear"
+    f"{SAME - 1:.0%} and the noise floor of each run that has controls; else it is the same or unclear as two arms of a report are"
 )
 _CYCLES = 1.02  # cycles that agree within this are the same
 # Of `resolved`: results of the run, not how it was set up

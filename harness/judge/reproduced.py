@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.judge import gathered
 from harness.store import text
 from harness.store.case import arm_of
+from harness.store.compare import DISTURBED
 from harness.store.outside import parse
 from harness.store.published import RATE, SPEEDUP, Published, of_row
 
@@ -101,10 +102,14 @@ def reproductions(
     about = {(row["run_id"], row["case_id"], row["arm"]): row for rows in of_peers.values() for row in rows}
     for pair in pairs:
         row = about.get((pair["run_id"], pair["case_id"], pair["arm"]))
-        if row is not None and pair["fp8"] and pair["speedup"] > 0 and pair["regime"] != "sustained":
+        is_sound = (
+            pair["speedup"] > 0 and pair["condition"] not in DISTURBED and pair["regime"] != "sustained"
+        )
+        if row is not None and pair["fp8"] and is_sound:
             ran.setdefault(row["arm"], []).append(OwnFigure(pair["speedup"], SPEEDUP, *_measured(row)))
     for row in (row for rows in of_peers.values() for row in rows):
-        if row["status"] == "ok" and row["tflops"] > 0 and row["regime"] != "sustained":
+        is_beside = parse(row["timing"]).get("contended")
+        if row["status"] == "ok" and row["tflops"] > 0 and row["regime"] != "sustained" and not is_beside:
             ran.setdefault(row["arm"], []).append(OwnFigure(row["tflops"], RATE, *_measured(row)))
     found = {
         name: reproduction(arm_of(rows[-1]), of_row(rows[-1]), ran.get(name, ()))

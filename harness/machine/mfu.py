@@ -169,14 +169,10 @@ def of_row(
     Returns:
         PaLM's count first, then the causal one where it is stored; () without a time or without FLOPs.
     """
-    resolved = parse(row.get("resolved"))
-    flops = {str(d): float(f) for d, f in parse(row.get("flops")).items() if f}
-    if row["status"] != "ok" or not flops:
+    given = counts(row)
+    if row["status"] != "ok" or not given:
         return ()
-    given = {str(resolved.get("flops_formula_id") or "gemm"): flops}
-    if resolved.get("flops_causal"):
-        given["causal"] = {str(d): float(f) for d, f in resolved["flops_causal"].items() if f}
-    clocks = [c for c in row.get("sample_clock_mhz", ()) if math.isfinite(c)]
+    resolved = parse(row.get("resolved"))
     # Recomputation is stored by rule; FLOPs that were counted while they ran have it in them.
     again = resolved.get("flops_recomputed") or {}
     none_again = resolved.get("checkpointing", "none") in ("none", "selective")
@@ -189,10 +185,25 @@ def of_row(
             tokens=resolved.get("tokens_per_step"),
             recomputed=again.get(formula, {} if none_again or formula in ("counted", "gemm") else None),
             achieved=achieved,
-            clock_mhz=statistics.median(clocks) if clocks else None,
+            clock_mhz=clock_of(row),
         )
         for formula, counted in given.items()
     )
+
+
+def counts(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """FLOPs of a stored time by dtype, once for each rule (`FORMULAS`) by which they are known; empty without any."""
+    resolved = parse(row.get("resolved"))
+    named = str(resolved.get("flops_formula_id") or "gemm")
+    given = {named: parse(row.get("flops")), "causal": resolved.get("flops_causal") or {}}
+    found = {rule: {str(d): float(f) for d, f in flops.items() if f} for rule, flops in given.items()}
+    return {rule: flops for rule, flops in found.items() if flops} if found[named] else {}
+
+
+def clock_of(row: Mapping[str, Any]) -> float | None:
+    """Median SM clock of a stored time in MHz; None where it was not read."""
+    clocks = [c for c in row.get("sample_clock_mhz", ()) if math.isfinite(c)]
+    return statistics.median(clocks) if clocks else None
 
 
 def is_fp8(dtype: str) -> bool:
@@ -209,23 +220,30 @@ def _flags(
     of_bf16: float | None,
     clock_mhz: float | None,
 ) -> tuple[str, ...]:
-    found = []
-    if device is not None and formula in EXECUTED:
-        over = device.exceeds_peak(executed, seconds, clock_mhz)
-        if over and device.peak_tflops("fp8_fp16acc"):
-            in_fp16 = {"fp8_fp16acc" if is_fp8(d) else d: f for d, f in executed.items()}
-            found.append(
-                "over_peak" if device.exceeds_peak(in_fp16, seconds, clock_mhz) else "fp16_accumulation"
-            )
-        elif over:
-            found.append("over_peak")
-        elif of_flops is not None and of_flops > 1 and over is None:
-            found.append("over_published")
-    elif of_flops is not None and of_flops > 1:
-        found.append("masked_counted")
+    found = [flag] if (flag := passed(device, executed, seconds, formula, of_flops, clock_mhz)) else []
     if of_bf16 is not None and of_bf16 > 1 and any(map(is_fp8, executed)):
         found.append("bf16_peak_passed")
     return tuple(found)
+
+
+def passed(
+    device: Device | None,
+    executed: Mapping[str, float],
+    seconds: float,
+    formula: str,
+    share: float | None,
+    clock_mhz: float | None,
+) -> str:
+    """The flag by which executed FLOPs passed the peaks of their own dtypes; "" where they did not. `share` is that of the published
+    peaks, the rest as in `utilization`."""
+    is_over = share is not None and share > 1
+    if device is None or formula not in EXECUTED:
+        return "masked_counted" * is_over
+    over = device.exceeds_peak(executed, seconds, clock_mhz)
+    if over and device.peak_tflops("fp8_fp16acc"):
+        in_fp16 = {"fp8_fp16acc" if is_fp8(d) else d: f for d, f in executed.items()}
+        return "over_peak" if device.exceeds_peak(in_fp16, seconds, clock_mhz) else "fp16_accumulation"
+    return "over_peak" if over else "over_published" * (is_over and over is None)
 
 
 def _check(flops: Mapping[str, float], seconds: float, formula: str) -> None:

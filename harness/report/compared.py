@@ -5,7 +5,6 @@ Times of different machines are not set against each other: each machine's own r
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from harness.report.section import Section
 from harness.report.table import Column, known, make_table, number
 from harness.report.verdicts import fp8_pairs
 from harness.store import stats, text
+from harness.store.compare import DISTURBED
+from harness.store.differences import IDENTITY, differences
 from harness.store.printer import Cell, Table
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     Found = Mapping[tuple[str, ...], dict[str, float]]  # key of an arm -> case -> figure
 
-_OTHERWISE = ("git_commit", "git_dirty", "host_hash", "gpu_uuid_hash")  # no time depends on them
 APART = "Each machine's own ratio of FP8 to bf16, side by side; times of two machines are not set against each other."
 CAPTIONS = {
     "gains": "Speedup over bf16 of the same machine: geometric mean, then the range, over the cases that all have.",
@@ -43,9 +43,9 @@ def names(machines: Sequence[Machine]) -> list[str]:
     """A name for each machine; equal names get what else differs between the machines."""
     names = []
     for m in machines:
-        envs = [o.env for o in machines if o.name == m.name]
-        fields = [f for f in m.env if len({json.dumps(e.get(f)) for e in envs}) > 1 and f not in _OTHERWISE]
-        names.append(", ".join([m.name, *(f"{f.replace('_', ' ')} {m.env.get(f)}" for f in fields[:2])]))
+        found = differences([o.env for o in machines if o.name == m.name])
+        fields = [name for name in found if name not in IDENTITY][:2]
+        names.append(", ".join([m.name, *(f"{f.replace('_', ' ')} {m.env.get(f)}" for f in fields)]))
     return names
 
 
@@ -87,10 +87,10 @@ def _table(
 
 
 def _gains(machine: Machine) -> Found:
-    """Speedups over bf16; the newest run."""
+    """Speedups over bf16 that may decide something; the newest run."""
     found: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
     for r in fp8_pairs(machine):
-        if known(r["speedup"]):
+        if known(r["speedup"]) and r["condition"] not in DISTURBED:
             found[tuple(r[name] for name in _GAIN_OF)][r["case_id"]] = r["speedup"]
     return found
 

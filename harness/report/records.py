@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.judge import gathered
-from harness.machine.mfu import floor_seconds
+from harness.machine import mfu
 from harness.report.runs import newest, once
 from harness.report.table import estimate, known, resolved_of
 from harness.store.case import Arm, arm_of
@@ -48,6 +47,10 @@ _STATED_SINCE = {  # what rows of before do not state
     ("codes", ""): REFUTES,
     ("codes", "plain"): RECORDED,
 }
+_PASSED = {
+    "over_peak": "above the peak at the measured clock",
+    "over_published": "above the published peak",
+}  # flags of a share in a table of times
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
@@ -119,23 +122,27 @@ def tokens_per_s(record: Record) -> float | None:
 def _against_peak(device: Device | None, row: Record) -> Row:
     """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
 
-    `over_peak`: of which peak the rate is above, in words: the dtype's at the clock that was measured, which is impossible, or
-    the published one where no clock was; "" for neither.
+    `over_peak`: which peak it passed by the rule that counted its FLOPs (`mfu.FLAGS`), in words; "" for none.
     """
-    seconds = row["value"] * SECONDS[row["unit"]]
-    work = {str(d): float(f) for d, f in parse(row["flops"]).items() if f}
-    least = floor_seconds(work, {d: device.peak_tflops(d) for d in work}) if device else None
-    if device is None or least is None:
+    if device is None:
         return {"peak_share": math.nan, "peak_known": False}
-    share = least / seconds
-    if not work:
-        share = row["gb_per_s"] / (1e3 * device.bandwidth_tb_s)
-        over = None if share > 1 else False
-    else:
-        clocks = [c for c in row["sample_clock_mhz"] if math.isfinite(c)]
-        over = device.exceeds_peak(work, seconds, statistics.median(clocks) if clocks else None)
-    which = {True: "above the peak at the measured clock", None: "above the published peak", False: ""}[over]
-    return {"peak_share": share, "peak_known": True, "over_peak": which}
+    seconds, flags = row["value"] * SECONDS[row["unit"]], []
+    shares: list[float | None] = []
+    for rule, work in mfu.counts(row).items():
+        least = mfu.floor_seconds(work, {d: device.peak_tflops(d) for d in work})
+        shares.append(None if least is None else least / seconds)
+        flags.append(mfu.passed(device, work, seconds, rule, shares[-1], mfu.clock_of(row)))
+    if not shares:
+        shares = [row["gb_per_s"] / (1e3 * device.bandwidth_tb_s)]
+        flags = ["over_published" * bool(shares[0] and shares[0] > 1)]
+    if shares[0] is None:
+        return {"peak_share": math.nan, "peak_known": False}
+    flag = next(filter(None, reversed(flags)), "")  # what really runs says most
+    return {
+        "peak_share": shares[0],
+        "peak_known": True,
+        "over_peak": _PASSED.get(flag, flag.replace("_", " ")),
+    }
 
 
 @once

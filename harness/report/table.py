@@ -139,7 +139,7 @@ def _peak(record: Record) -> Cell | None:
         return None
     shown = Cell(text.percent(record["peak_share"]), record["peak_share"])
     over = record.get("over_peak", "")
-    return shown._replace(style="bad", note=over) if over else shown
+    return shown._replace(style="bad" * over.startswith("above"), note=over) if over else shown
 
 
 def _gain(record: Record) -> Cell | None:

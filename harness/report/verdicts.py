@@ -355,12 +355,14 @@ def did_fp8_run(machine: Machine) -> Answer:
 
 def trains_the_same(machine: Machine) -> Answer:
     """Whether FP8 reaches the control's loss, by the verdicts on arms that are no controls themselves."""
-    found = answer_over(machine.verdicts)
-    count = Counter(v.verdict.outcome for v in machine.verdicts if is_candidate(v.fields))
+    found, every = answer_over(machine.verdicts), [v for v in machine.verdicts if is_candidate(v.fields)]
+    count = Counter(v.verdict.outcome for v in every)
     if not count:
         return answer("same", found, "no FP8 arm was trained in these runs", has_evidence=False)
     outcomes = ", ".join(f"{count[o]} {o}" for o in ("PASS", "FAIL", "INCONCLUSIVE") if count[o])
     # A PASS says little where nobody has seen a fault fail: leaving the control out must not give a better answer.
     unseen = unshown(machine.verdicts) if found in ("yes", "partly") or set(count) == {"PASS"} else ""
     lacking = f", no {NEGATIVE} {unseen}" if unseen else ""
-    return answer("same", found, f"{text.plural(count.total(), 'FP8 arm')}: {outcomes}{lacking}")
+    arms = len({v.arm for v in every})  # of several set-ups, or in several runs, an arm has several verdicts
+    several = f"{text.plural(count.total(), 'verdict')} on " * (arms != count.total())
+    return answer("same", found, f"{several}{text.plural(arms, 'FP8 arm')}: {outcomes}{lacking}")

@@ -187,7 +187,7 @@ KINDS = {
     "arm of a stored verdict": Kind(
         lambda: arm(Verdict("PASS", (), (), "limits")),
         {"missing": (TOLD,)},
-        {"axes": "constant over the set-up"},
+        {"axes": "constant over the set-up", "env_id": "named where there are several"},
         lambda judged: StoredVerdicts([judged, FAULT]),
     ),
     "proof": Kind(

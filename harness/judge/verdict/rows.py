@@ -61,7 +61,7 @@ _WARM_UP = re.compile(r"(^|,)warmup_bf16:[^@,]+(,|$)")  # of the whole model: "w
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSetup:
-    """All runs of one set-up: its axes without the seed, its runs by arm and seed, and why runs are missing."""
+    """All runs of one set-up on one machine: its axes without the seed, its runs by arm and seed, and why runs are missing."""
 
     run_id: str
     axes: Mapping[str, Any]
@@ -69,6 +69,7 @@ class StoredSetup:
     records: dict[str, Arm]
     failed: dict[str, dict[int, str]]  # arm -> seed -> reason
     resolved: dict[str, dict[str, Any]]  # arm -> what its runs say of themselves
+    env_id: str
 
     def runs_of(self, arm: Arm | str) -> dict[int, Run] | None:
         """Runs of an arm by seed; None where it was not run."""
@@ -85,7 +86,7 @@ class ArmVerdict:
     """The verdict on one arm of one set-up.
 
     Attributes:
-        run_id, axes: the set-up, the seed left out.
+        run_id, axes, env_id: the set-up, the seed left out, and its machine.
         arm, against: what was judged and its control.
         fields: the arm as a record.
         expected: "FAIL" for the negative control, "PASS" for every other arm that a correct harness passes.
@@ -100,6 +101,7 @@ class ArmVerdict:
     verdict: Verdict
     expected: str
     missing: tuple[str, ...] = ()
+    env_id: str = ""
 
     @property
     def surprising(self) -> bool:
@@ -116,7 +118,7 @@ class ArmVerdict:
 
 
 def judge(frame: pd.DataFrame) -> list[ArmVerdict]:
-    """Judges every arm of every set-up in some rows of the store.
+    """Judges every arm of every set-up in some rows of the store, each machine's by themselves.
 
     Args:
         frame: rows as read by `harness.store.read`; rows of other suites are skipped.
@@ -131,15 +133,15 @@ def judge(frame: pd.DataFrame) -> list[ArmVerdict]:
 def setups(frame: pd.DataFrame) -> list[StoredSetup]:
     """The training runs in some rows of the store, by set-up."""
     rows = frame[(frame["suite"] == SUITE) & (frame["metric"].isin(_CURVES) | (frame["status"] != "ok"))]
-    found: dict[tuple[str, str], StoredSetup] = {}
-    stored: dict[tuple[str, str, str, int], tuple[dict[str, Curve], dict[str, Any]]] = {}
+    found: dict[tuple[str, str, str], StoredSetup] = {}
+    stored: dict[tuple[str, str, str, str, int], tuple[dict[str, Curve], dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
         if row.get("part"):
             continue
         axes, arm = dict(parse(row["axes"])), row["arm"]
         seed = int(axes.pop("seed", row["seed"]))
-        key = (str(row["run_id"]), json.dumps(axes, sort_keys=True))
-        setup = found.setdefault(key, StoredSetup(key[0], axes, {}, {}, {}, {}))
+        key = (str(row["run_id"]), json.dumps(axes, sort_keys=True), str(row["env_id"]))
+        setup = found.setdefault(key, StoredSetup(key[0], axes, {}, {}, {}, {}, key[2]))
         runs = setup.arms.setdefault(arm, {})
         setup.records[arm] = arm_of({str(k): v for k, v in row.items()})
         if row["status"] != "ok":
@@ -189,7 +191,8 @@ def has_margin(arm: Arm) -> bool:
 
 def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
     """The verdicts of each set-up."""
-    return list(gathered(((v.run_id, json.dumps(v.axes, sort_keys=True)), v) for v in verdicts).values())
+    keyed = (((v.run_id, json.dumps(v.axes, sort_keys=True), v.env_id), v) for v in verdicts)
+    return list(gathered(keyed).values())
 
 
 def unshown(verdicts: list[ArmVerdict]) -> str:
@@ -226,9 +229,11 @@ class StoredVerdicts:
         notes = {note for v in self.verdicts for note in (*v.verdict.reasons, *v.verdict.notes, *v.missing)}
         beside = f"; {text.plural(len(notes), 'remark')} below" if notes else ""
         found = [f"trains the same: {trains_the_same(self.verdicts)}{beside}"] if self.verdicts else []
+        machines = {v.env_id for v in self.verdicts}
         for own in by_setup(self.verdicts):
             reasons = gathered((why, v.arm) for v in own for why in (*v.verdict.reasons, *v.verdict.notes))
             axes = [f"{name}={value}" for name, value in own[0].axes.items() if value not in (None, "")]
+            axes += [f"on {own[0].env_id}"] * (len(machines) > 1)
             found.append(f"verdict  {' '.join(axes)}")
             for v in own:
                 due = " (as it should)" if v.verdict.outcome == v.expected == "FAIL" else ""
@@ -246,7 +251,7 @@ class StoredVerdicts:
     def data(self) -> dict[str, Any]:
         """Plain values."""
         each = [
-            picked(v, "run_id axes arm against expected missing")
+            picked(v, "run_id env_id axes arm against expected missing")
             | picked(v.verdict, "outcome reasons notes limits not_fp8")
             for v in self.verdicts
         ]
@@ -315,7 +320,9 @@ def _judge_setup(setup: StoredSetup) -> list[ArmVerdict]:
             expected = "FAIL" if fields.variant == NEGATIVE else "PASS"
             verdict = _judge_arm(it)
             verdicts.append(
-                ArmVerdict(setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing)
+                ArmVerdict(
+                    setup.run_id, setup.axes, arm, fields, against, verdict, expected, missing, setup.env_id
+                )
             )
     return _doubted(verdicts)
 

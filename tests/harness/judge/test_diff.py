@@ -165,13 +165,17 @@ def test_other_figures_that_moved(tmp_path: Path) -> None:
 
 def test_the_command_shows_and_writes_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = gpu_run(tmp_path / "results" / "gemm" / "one")
-    other = write_run(tmp_path / "results" / "gemm" / "two", [[timed("a_eager", 1.0)]], env=CPU)
+    other = write_run(tmp_path / "results" / "gemm" / "two", [[timed("a_eager", 1.0)]], env=CPU, run_id="two")
     assert main(["diff", str(one), str(one)]) == 0
     text = capsys.readouterr().out
     assert "slower" not in text
     assert main(["diff", str(one), str(other)]) == 0
     text = capsys.readouterr().out
     assert "its times decide nothing about a GPU" in " ".join(text.split())
+    assert main(["diff", str(tmp_path / "results"), str(other)]) == 2, (
+        "the last row of several runs would stand for all"
+    )
+    assert "2 runs: name one" in capsys.readouterr().err
     assert main(["diff", "one", "two", f"results_dir={tmp_path / 'results'}", "json=true"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["environment"]["device"] == ["cuda", "cpu"]

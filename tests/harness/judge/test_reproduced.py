@@ -13,7 +13,7 @@ from report_fixtures import H200
 from harness import store
 from harness.judge.reproduced import Found, OwnFigure, reproduction, reproductions
 from harness.store.case import arm_of, parse
-from harness.store.compare import TIMES, pairs_of, with_rates
+from harness.store.compare import BESIDE, TIMES, pairs_of, with_rates
 from harness.store.published import RATE, SPEEDUP, Published, of_peer, of_row
 from harness.store.rows import rows_of
 
@@ -88,7 +88,7 @@ def test_the_published_rows_contradict_float8nocompile_and_never_measured_torcha
 def test_a_row_speaks_for_a_peer_that_this_tree_does_not_know() -> None:
     row = {
         "run_id": "r", "case_id": "c", "arm": "acme_tensorwise_eager", "status": "ok", "regime": "isolated", "tflops": float("nan"),
-        "arm_fields": '{"recipe": "tensorwise", "mode": "eager", "peer": "acme"}', "env": H200,
+        "timing": "{}", "arm_fields": '{"recipe": "tensorwise", "mode": "eager", "peer": "acme"}', "env": H200,
         "axes": '{"batch": 1, "model": "llama3_8b", "seq": 4096}',
         "resolved": {"peer_published": [Published(**EXAMPLE).stored, {"nonsense": 1}, "nonsense"]},
     }  # fmt: skip
@@ -99,11 +99,21 @@ def test_a_row_speaks_for_a_peer_that_this_tree_does_not_know() -> None:
         "fp8": True,
         "speedup": 0.7,
         "regime": "isolated",
+        "condition": "",
     }
     row["resolved"] = json.dumps(row["resolved"])
     assert [each.low for each in of_row(row)] == [1.2]
     assert arm_of(row).peer == "acme"
     assert reproductions([row], [pair])[row["arm"]].found == Found.NOT_REPRODUCED
+    beside = [pair | {"condition": BESIDE, "speedup": speedup} for speedup in (0.7, 1.2)]
+    for each in beside:
+        assert reproductions([row], [each])[row["arm"]].found == Found.NOT_MEASURED, "it decides nothing"
+    rate = row | {"tflops": 1.2}
+    rate["resolved"] = json.dumps({"peer_published": [Published(**EXAMPLE | {"unit": RATE}).stored]})
+    founds = [
+        reproductions([rate | {"timing": t}], [])[row["arm"]].found for t in ("{}", '{"contended": true}')
+    ]
+    assert founds == [Found.REPRODUCED, Found.NOT_MEASURED]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 from curves_for_tests import case_of, control, rows_of_runs, shifted, whole_suite
-from report_fixtures import absent, frame, write_run
+from report_fixtures import H200, absent, frame, write_run
 
 from harness.cli.measure import _print_findings
 from harness.judge.verdict import Curve, StoredVerdicts, judge
-from harness.judge.verdict.rows import setups
+from harness.judge.verdict.rows import by_setup, setups
+from harness.store.outside import parse
 
 BASE = control()
 
@@ -49,6 +51,33 @@ def test_where_a_control_is_wrong_nothing_passes(tmp_path, arm, runs):
     assert arms[arm].surprising
     assert arms["tensorwise"].verdict.outcome == "INCONCLUSIVE"
     assert any("this set-up cannot tell" in n for n in arms["tensorwise"].verdict.notes)
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [lambda seed, arm: seed > 3, lambda seed, arm: arm == "base"], ids=["seeds", "the control"]
+)
+def test_a_run_of_two_machines_is_judged_machine_by_machine(tmp_path, elsewhere):
+    """Oracle: the page, which has a section for each machine: seeds of another are not added, nor is its control taken."""
+    base = control(range(8))
+    rows = rows_of_runs("base", base) + rows_of_runs("tensorwise", shifted(base))
+    places = {
+        where: [r for r in rows if elsewhere(parse(r.axes)["seed"], r.arm) is where]
+        for where in (False, True)
+    }
+    stored = pd.concat(
+        [
+            frame(tmp_path / str(where), own, env=H200 | {"driver": str(where)}, env_id=str(where))
+            for where, own in places.items()
+        ]
+    )
+    verdicts = judge(stored)
+    apart = [v for where in places for v in judge(stored[stored["env_id"] == str(where)])]
+    told = [
+        [(v.env_id, v.arm, v.verdict.outcome, v.verdict.reasons) for v in each] for each in (verdicts, apart)
+    ]
+    assert told[0] == told[1]
+    assert {v.verdict.gate("L4").seeds for v in verdicts if v.verdict.gate("L4")} <= {4}
+    assert len(by_setup(verdicts)) == len({v.env_id for v in verdicts})
 
 
 def test_what_all_arms_say_is_said_once(tmp_path):

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from curves_for_tests import control, falling, rows_of_runs, run_of, shifted
+from curves_for_tests import AXES, control, falling, rows_of_runs, run_of, shifted
 from report_cases import SHAPES, gemm_cases, linear_cases
 from report_fixtures import H200, Invented, absent, figure, write_run
 from report_pages import Page, lead_of, machine, table, told
@@ -155,6 +155,21 @@ def test_a_finding_of_a_slow_arm_needs_runs_that_agree(tmp_path, again):
     found = machine(*runs)
     assert [p["verdict"] for p in found.pairs] == ["slower" if again == 2.0 else "unclear"]
     assert len([f for f in found.findings if "is slower than" in f.symptom]) == (again == 2.0)
+
+
+@pytest.mark.parametrize("setups", [1, 2])
+def test_an_arm_of_two_set_ups_is_one_arm(tmp_path, setups):
+    """Oracle: what was stored: one FP8 arm, judged once in each set-up."""
+    base = control()
+    rows = [
+        row
+        for i in range(setups)
+        for arm, runs in (("base", base), ("tensorwise", shifted(base)))
+        for row in rows_of_runs(arm, runs, {**AXES, "lr": 1e-3 * (i + 1)})
+    ]
+    sentence = verdicts.trains_the_same(stored(tmp_path, rows)).sentence
+    assert "1 FP8 arm:" in sentence
+    assert f"{setups} PASS" in sentence
 
 
 def test_runs_of_the_same_code_are_one_interval_and_a_word_that_it_does_not_bear_is_not_said(tmp_path):

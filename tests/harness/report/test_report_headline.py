@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from report_cases import cpu_run, gpu_run, linear_cases
-from report_fixtures import H100, Invented, figure, write_run
+from report_fixtures import H100, H200, TIMING, Invented, figure, write_run
 from report_pages import run_of, table
 
-from harness.report import compared, steps, write_report
+from harness.machine import mfu
+from harness.report import compared, records, steps, write_report
 from harness.report.headline import headline, headline_rows
 from harness.report.runs import load
 from harness.store import stats
@@ -73,6 +74,33 @@ def test_gains_of_two_gpus_stand_side_by_side(tmp_path):
         assert float(own[m.name].rstrip("x")) == pytest.approx(mean, rel=5e-3)
 
 
+def test_machines_of_one_name_are_told_apart_by_what_a_time_depends_on(tmp_path):
+    """Oracle: `differences`, which names those fields first; a commit tells no machine apart."""
+    envs = [
+        H200 | {"cpu_governor": str(i), "driver": str(i), "power_limit_w": 600.0 + i, "git_commit": str(i)}
+        for i in (0, 1)
+    ]
+    runs = [
+        write_run(
+            tmp_path / str(i), linear_cases(Invented(), 690.0)[:1], env=env, env_id=str(i), run_id=f"r{i}"
+        )
+        for i, env in enumerate(envs)
+    ]
+    shown = compared.names(load(runs, tmp_path).machines)
+    assert sorted(shown) == [f"NVIDIA H200, power limit w {600.0 + i}, driver {i}" for i in (0, 1)]
+
+
+def test_gains_that_decide_nothing_stand_beside_none(tmp_path):
+    """Oracle: `DISTURBED`: a ratio that was taken beside another process is no gain of that machine."""
+    beside = {"timing": dict(TIMING) | {"contended": True}}
+    runs = []
+    for env, more in ((H200, {}), (H100, beside)):
+        cases = linear_cases(Invented(**more), 690.0)
+        run_id = f"20260103T030405Z-0123456-{env['driver'][:3]}0"
+        runs.append(write_run(tmp_path / run_id, cases, env=env, run_id=run_id))
+    assert [t.key for t in compared.across_machines(load(runs, tmp_path))] == ["machines-exactness"]
+
+
 # Steps
 
 
@@ -113,6 +141,23 @@ def test_mfu_by_hand_with_every_denominator(tmp_path):
     assert shown == pytest.approx(by_hand, rel=5e-3)
     mixed = 100 * (0.8e14 / 989e12 + 2e14 / 1979e12) / 0.2
     assert float(causal["mixed MFU"].removesuffix(" %")) == pytest.approx(mixed, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("ms", "flags", "words"),
+    [
+        (300.0, [[], []], ""),
+        (195.0, [["masked_counted"], []], "masked counted"),
+        (150.0, [["masked_counted"], ["over_peak"]], "above the peak at the measured clock"),
+    ],
+)
+def test_a_step_is_impossible_in_its_own_table_where_mfu_says_so(tmp_path, ms, flags, words):
+    """By hand: 202 ms at the peaks with the masked half of attention, 182 without."""
+    rows = [replace(r, sample_clock_mhz=(1980.0,) * 40) for r in counted(ms, causal=0.8e14)]
+    found = run_of(tmp_path, rows)
+    (record,) = [r for r in records.arm_records(found, "train") if r["arm"] == "tensorwise_eager"]
+    assert [used.doubts for used in mfu.of_row(record, found.device)] == flags
+    assert record["over_peak"] == words
 
 
 def test_both_sides_of_a_step_stand_in_its_row(tmp_path):
