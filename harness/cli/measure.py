@@ -109,7 +109,8 @@ def _run(
         notes.insert(0, run_folder.opening(work.run_id))  # a killed run ends silently
     if config.budget_s is not None and not config.quiet:
         notes.append(f"budget_s={config.budget_s:g}: no case starts after {duration(config.budget_s)}")
-    if config.device == "cpu" and not config.quiet and _compares_speed(plan):
+    timed = (c.suite.ARMS[arm] for c in plan.cases if not c.is_trial for arm in c.runnable)
+    if config.device == "cpu" and not config.quiet and any(arm.recipe for arm in timed):
         notes.append(NO_SPEED)
         if config.budget_s is None and (least := _least_s(plan, work)) >= WORTH_SAYING_S:
             notes.append(
@@ -272,11 +273,6 @@ def _least_s(plan: SweepPlan, work: _Work) -> float:
     }
     left = [c for c in plan.cases if c.case.case_id not in work.done and arms[c.case.case_id]]
     return sum(least_seconds(c.suite, c.case, arms[c.case.case_id], rate) for c in left)
-
-
-def _compares_speed(plan: SweepPlan) -> bool:
-    """Whether an arm with FP8 is timed."""
-    return any(c.suite.ARMS[arm].recipe for c in plan.cases if not c.is_trial for arm in c.runnable)
 
 
 def _lanes(config: SweepConfig, plan: SweepPlan, gpus: int) -> int:

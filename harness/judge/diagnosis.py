@@ -277,7 +277,8 @@ def out_of_memory(material: DiagnosisInput) -> Iterator[Finding]:
         if lacking:
             cause = f"not known: the rows of {' and '.join(lacking)} do not say what their memory holds, part by part"
         elif more:
-            cause = f"by prediction it holds more than {baseline}: {_largest_first(more)}"
+            parts = sorted(more.items(), key=lambda part: -part[1])
+            cause = f"by prediction it holds more than {baseline}: {', '.join(f'{k} {bytes_(v)}' for k, v in parts)}"
         remedies = _sizes(r, "remedies").items()  # what the suite predicts of its own keys
         ways = " or ".join(f"axes.{way}, which frees {bytes_(size)}" for way, size in remedies)
         symptom = f"{_name(r)} runs out of memory, {baseline} does not"
@@ -288,10 +289,6 @@ def _sizes(row: Row, field: str) -> dict[str, float]:
     sizes = parse(row["resolved"]).get(field)
     parts = sizes.items() if isinstance(sizes, dict) else ()
     return {str(k): v for k, v in parts if isinstance(v, int | float) and not isinstance(v, bool) and v > 0}
-
-
-def _largest_first(parts: Mapping[str, float]) -> str:
-    return ", ".join(f"{k} {bytes_(v)}" for k, v in sorted(parts.items(), key=lambda item: -item[1]))
 
 
 def cannot_pay(material: DiagnosisInput) -> Iterator[Finding]:

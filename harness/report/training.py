@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.judge.diagnosis import setting_of
 from harness.judge.verdict import GATES, MARGIN, ArmVerdict, ema, time_to_loss
 from harness.judge.verdict.curves import half_life, pair, relative_gap
 from harness.judge.verdict.result import EQUIVALENCE, percent
@@ -174,10 +175,6 @@ def what(arm: Arm, schedule: str = "") -> str:
     return found[0] if found else ", ".join(filter(None, (whole, how)))
 
 
-def _without_seed(row: Mapping[str, Any]) -> Row:
-    return {k: v for k, v in text.axes_of(row["axes"]).items() if k != "seed"}
-
-
 def reach_table(machine: Machine) -> Table:
     """When each arm reaches a loss; seconds on a GPU only."""
     records: list[Row] = []
@@ -228,7 +225,7 @@ def layers_table(machine: Machine) -> Table:
     for row in machine.pick(suite=SUITE, status="ok", metric=_DIAGNOSED):
         arm = arm_of(row)
         if row["part"] and is_candidate(arm) and arm.variant not in (WARMUP, COOLDOWN):
-            setup = setup_label(machine, _without_seed(row))
+            setup = setup_label(machine, setting_of(row))
             record = worst.setdefault(
                 (setup, row["arm"], row["part"]), {"arm": row["arm"], "part": row["part"]}
             )
