@@ -331,5 +331,6 @@ def _print_findings(folder: Path, judged: bool = True) -> int:
         verdicts = verdict.judge(frame)
         answer = printer.as_text(verdict.StoredVerdicts(verdicts))
         sys.stdout.write(answer if judged else "not judged: train.judge=false\n")
-    sys.stdout.write(printer.as_text(diagnosis.Diagnosis(diagnosis.findings(frame, verdicts))))
+    if found := diagnosis.findings(frame, verdicts):
+        sys.stdout.write(printer.as_text(diagnosis.Diagnosis(found)))
     return int((frame["status"] == "failed").sum())
