@@ -253,11 +253,13 @@ def test_whoever_writes_into_the_store_has_measured_what_this_command_measures_a
     assert fn is arm_process.trial
     assert (found.suite, found.case) == (parallel, case)
     assert args == ["no_fp8", "cpu", tmp_path / "r/a"]
-    assert set(CALLS) >= {f"{arm_process.__name__}:{name}" for name in ("prepare", "sample", "finish")}
+    assert set(CALLS) >= {"prepare", "sample", "finish", "trial"}
     for wrong in (
         (f"{arm_process.__name__}:refuse", "x"),
         (f"{arm_process.__name__}:os", "x"),
         ("os:system", "true"),
+        ("os:call", "true"),
+        ("call", "true"),
         (trial, {"case": "of another plan", "suite": "os"}),
         (trial, {}),
         (trial, {"folder": "/etc"}),
