@@ -151,7 +151,7 @@ def _loss_spikes(material: DiagnosisInput, trainings: Sequence[StoredSetup]) -> 
     for v in material.verdicts:
         gate = v.verdict.gate("L2")
         if gate is not None and gate.effect > 0 and v.fields.variant != NEGATIVE:
-            setup = next(s for s in trainings if (s.run_id, s.axes) == (v.run_id, v.axes))
+            setup = next(s for s in trainings if (s.run_id, s.axes, s.env_id) == (v.run_id, v.axes, v.env_id))
             yield Finding(
                 f"{v.arm} spikes more than {v.against}",
                 (gate.sentence, *_worst_layers(material, setup, v.arm)),
