@@ -94,7 +94,7 @@ def trial(
     losses = _mean([ran.losses for ran in every])
     reference = cell.reference(job)
     expected = cells.reference(reference)
-    bound, source = (0.0, cells.SAME) if cell.same_sums else (cells.rounding(reference), cells.ROUNDING)
+    bound, source = cell.bound(reference)
     apart = deviation(losses, expected)
     resolved |= {"reference": list(expected), "bound": bound, "bound_from": source, "loss_deviation": apart}
     steps = tuple(range(len(losses)))

@@ -60,10 +60,9 @@ if TYPE_CHECKING:
 
 Made = tuple[Trainee, dict[str, Any]]  # on this rank, with facts for `resolved`
 DRAWS = 3
-ROUNDING = (
-    f"{MARGIN:g} x the largest change of one process's own losses when each weight moves by up to one unit in its last "
-    f"place, {DRAWS} draws"
-)
+_OWN = f"{MARGIN:g} x the largest change of one process's own losses"
+ROUNDING = f"{_OWN} when each weight moves by up to one unit in its last place, {DRAWS} draws"
+DRAWN = f"{_OWN} by other random numbers of stochastic rounding, {DRAWS} draws"
 SAME = "the same sums in the same order: bit for bit"
 
 
@@ -74,10 +73,15 @@ def reference(job: ParallelRun) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def rounding(job: ParallelRun) -> float:
-    """The bound where sums differ in their order."""
-    moved = [alone(replace(job, perturb=draw)) for draw in range(1, DRAWS + 1)]
-    return MARGIN * max([ULP, *(deviation(losses, reference(job)) for losses in moved)])
+def noise(job: ParallelRun) -> float:
+    """The bound where sums differ in their order or, of a recipe that draws random numbers, ranks draw others."""
+    drawn, draws = job.recipe if _draws(job) else None, range(1, DRAWS + 1)
+    others = [replace(job, recipe=drawn.with_seed(n)) if drawn else replace(job, perturb=n) for n in draws]
+    return MARGIN * max([ULP, *(deviation(alone(other), reference(job)) for other in others)])
+
+
+def _draws(job: ParallelRun) -> bool:
+    return job.recipe is not None and job.recipe.is_stochastic
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,12 @@ class ParallelCell:
     def of(self, job: ParallelRun) -> ParallelRun:
         """The job as this cell makes it."""
         return replace(job, microbatches=self.microbatches, **self.job)
+
+    def bound(self, reference: ParallelRun) -> tuple[float, str]:
+        """How far losses may be from the reference's, relative to them, and by what."""
+        if _draws(reference):
+            return noise(reference), DRAWN
+        return (0.0, SAME) if self.same_sums else (noise(reference), ROUNDING)
 
     def reference(self, job: ParallelRun) -> ParallelRun:
         """The job of one process whose losses this cell's must equal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import on_ranks
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from fp8core import RECIPES
-from harness.suites.parallel import not_finite
+from harness.store.case import Case
+from harness.suites.parallel import job_of, not_finite
 from harness.training.parallel import cells
 from harness.training.parallel.job import (
     InParts,
@@ -62,12 +64,28 @@ def test_a_wrong_gradient_lies_beyond_even_the_widest_bound(how: str, recipe: st
     job = ParallelRun(RECIPES[recipe] if recipe else None, microbatches=2)
     curves = on_ranks.run(wrong, 2, how, job)
     losses = [sum(each) / 2 for each in zip(*curves, strict=True)]
-    assert cells.deviation(losses, cells.reference(job)) > cells.rounding(job)
+    assert cells.deviation(losses, cells.reference(job)) > cells.noise(job)
+
+
+def test_a_recipe_that_draws_numbers_is_held_by_what_other_draws_do() -> None:
+    """Ranks draw others than one process: the right gradients differ from its, a wrong one by more than the bound."""
+    cell, job = cells.CELLS["ddp"], job_of(Case.of("parallel", {"cell": "ddp", "steps": 3}), "nvfp4", "cpu")
+    reference = cell.reference(job)
+    bound, source = cell.bound(reference)
+    assert source == cells.DRAWN
+    apart = {}
+    for how in ("nothing", "no average"):
+        curves = on_ranks.run(wrong, 2, how, cell.of(job))
+        apart[how] = cells.deviation(
+            [sum(each) / 2 for each in zip(*curves, strict=True)], cells.reference(reference)
+        )
+    assert 0 < apart["nothing"] <= bound < apart["no average"]
+    assert cell.bound(replace(reference, recipe=RECIPES["mxfp8"])) == (0.0, cells.SAME)
 
 
 def test_the_bound_is_what_rounding_does_and_no_more() -> None:
     high = ParallelRun(None, microbatches=2)
-    assert cells.MARGIN * 2**-23 <= cells.rounding(high) < 1e-6
+    assert cells.MARGIN * 2**-23 <= cells.noise(high) < 1e-6
     losses = cells.reference(high)
     assert losses == tuple(alone(high))
     assert losses[-1] < 0.85 * losses[0]  # training moves the loss by far more than any bound
