@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.gate.policy import CONDITIONS
-from harness.judge import gathered
 from harness.store.case import arm_of
 from harness.store.errors import Cause, known
 from harness.store.measurement import METRICS, Measurement
 from harness.store.outside import parse
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class Collected:
 
     def measurements(self) -> Iterator[Measurement]:
         """The rows of a finished stage. A round in which an arm could not be built fails whatever else it yields."""
-        by_key = gathered(
+        by_key = grouped(
             ((row.case_id, row.arm, row.metric, row.part), (number, row)) for number, row in self.rows
         )
         lost = {key[:2]: _failed(rows) for key, rows in by_key.items() if key[2] == UNBUILT}

@@ -32,11 +32,12 @@ from harness.gate.options import Exit, GateError
 from harness.gate.policy import MetricRule
 from harness.gate.sides import mode_of, refuse_one_run
 from harness.gate.unit import RATIO, ControlCase, Judgement, SlowdownCause, Unit, UnitKey, UnitState
-from harness.judge import gathered, verdict
+from harness.judge import verdict
 from harness.judge.verdict.rows import SUITE
 from harness.store import stats
 from harness.store.compare import noise_floors
 from harness.store.outside import parse
+from harness.store.rows import grouped
 from harness.store.stats import MIN_ROUNDS
 from harness.store.text import case_label
 
@@ -286,7 +287,7 @@ MOST_OF_A_REASON = 300  # characters of a gate's sentence that a table holds
 def _trained(before: pd.DataFrame, after: pd.DataFrame, policy: Policy) -> list[Unit]:
     """Every arm that the candidate trained, and what is found about it; none where the policy ignores the loss."""
     old, new = (
-        gathered(((json.dumps(v.axes, sort_keys=True), v.arm), v) for v in verdict.judge(frame))
+        grouped(((json.dumps(v.axes, sort_keys=True), v.arm), v) for v in verdict.judge(frame))
         for frame in (before, after)
     )
     found = [_worst_unit(verdicts, old[arm]) for arm, verdicts in new.items()]

@@ -24,12 +24,12 @@ from harness.gate.options import Exit, GateError, Loud
 from harness.gate.policy import MetricRule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
 from harness.gate.unit import EMPTY, RATIO, RowPair, Unit, UnitKey, UnitState
-from harness.judge import gathered
 from harness.store.case import controls
 from harness.store.compare import method_of
 from harness.store.errors import REFUTED, RETRYABLE
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
+from harness.store.rows import grouped
 from harness.store.text import axes_of, case_label, some
 
 if TYPE_CHECKING:
@@ -117,13 +117,13 @@ def by_key(frame: pd.DataFrame) -> RowsByKey:
     keep = frame[~controls(frame) & (frame["suite"] != CONTROL_SUITE)]
     rows = keep.itertuples(index=False)
     return dict(
-        gathered((UnitKey(*(getattr(row, name) or "" for name in UnitKey._fields)), row) for row in rows)
+        grouped((UnitKey(*(getattr(row, name) or "" for name in UnitKey._fields)), row) for row in rows)
     )
 
 
 def _by_arm(table: RowsByKey) -> defaultdict[tuple[str, str], list[Any]]:
     """The rows of each arm: what was not measured stands under another regime or metric."""
-    return gathered(((key.case_id, key.arm), row) for key, rows in table.items() for row in rows)
+    return grouped(((key.case_id, key.arm), row) for key, rows in table.items() for row in rows)
 
 
 def _units(

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge import gathered
 from harness.store.case import NEGATIVE, WITHOUT_FP8
 from harness.store.compare import TIMES
 from harness.store.errors import Cause
 from harness.store.measurement import ProofOutcome, proof_outcome
 from harness.store.outside import parse
 from harness.store.printer import picked
-from harness.store.rows import Rows, rows_of
+from harness.store.rows import Rows, grouped, rows_of
 from harness.store.text import bytes_
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def fp8_did_not_run(material: DiagnosisInput) -> Iterator[Finding]:
         if is_unconverted:
             unconverted.add(_name(r))
     lines += [(f"divergence {v.arm}", v.verdict.not_fp8) for v in material.verdicts if v.verdict.not_fp8]
-    for arm, reasons in gathered(lines).items():
+    for arm, reasons in grouped(lines).items():
         cause = "GEMMs that should be FP8 were not observed as FP8; the rows do not show their layers"
         if arm in unconverted:
             cause = "the filter or the sizes left no layer to convert: it computes in high precision under FP8's name"
@@ -221,7 +220,7 @@ def fp8_not_proved(material: DiagnosisInput) -> Iterator[Finding]:
         for r in _measured(material)
         if r["cause"] == Cause.UNPROVEN or proof_outcome(parse(r["resolved"])) is ProofOutcome.UNPROVEN
     )
-    for arm, reasons in gathered(lines).items():
+    for arm, reasons in grouped(lines).items():
         yield Finding(
             f"{arm} could not be proved to run in FP8",
             few(reasons),
@@ -331,7 +330,7 @@ def frozen_scales(material: DiagnosisInput) -> Iterator[Finding]:
             if sizes.size and np.ptp(scales) == 0 and sizes.max() > 2 * sizes.min():
                 course = f"scale 2^{scales[0]:g} at all {scales.size} looks, amax {sizes.min():.3g} to {sizes.max():.3g}"
                 lines.append((arm, f"{part}: {course}"))
-    for arm, tensors in gathered(lines).items():
+    for arm, tensors in grouped(lines).items():
         yield Finding(
             f"{arm}: {len(tensors)} delayed scale{' never moves' if len(tensors) == 1 else 's never move'}",
             few(tensors),

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from harness.judge import gathered
 from harness.store import text
 from harness.store.case import arm_of
 from harness.store.compare import DISTURBED
 from harness.store.outside import parse
 from harness.store.published import RATE, SPEEDUP, Published, of_row
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -97,7 +97,7 @@ def reproductions(
         times: rows of times of one machine, with `tflops`.
         pairs: their paired ratios (`harness.store.compare.pairs_of`).
     """
-    of_peers = gathered((row["arm"], row) for row in times if arm_of(row).peer and not arm_of(row).control)
+    of_peers = grouped((row["arm"], row) for row in times if arm_of(row).peer and not arm_of(row).control)
     ran: dict[str, list[OwnFigure]] = {}
     about = {(row["run_id"], row["case_id"], row["arm"]): row for rows in of_peers.values() for row in rows}
     for pair in pairs:

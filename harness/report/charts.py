@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
@@ -25,6 +24,7 @@ from harness.report.table import known
 from harness.report.verdicts import fp8_pairs
 from harness.store import text
 from harness.store.case import arm_of
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
@@ -48,7 +48,7 @@ def by_case(machine: Machine, suite: str, field: str, what: str) -> list[Chart]:
     sizes = {r["case_id"]: [v for v in text.axes_of(r["axes"]).values() if isinstance(v, int)] for r in own}
     largest = sorted(sizes, key=lambda case: -math.prod(sizes[case]))[:MOST_ROWS]
     names = {r["case_id"]: text.short(machine.label(r), 48) for r in own if r["case_id"] in largest}
-    place, modes = {case: y for y, case in enumerate(names)}, gathered((arm_of(r).mode, r) for r in own)
+    place, modes = {case: y for y, case in enumerate(names)}, grouped((arm_of(r).mode, r) for r in own)
     styles = {str(arm.modeless): look(machine, arm) for arm in map(arm_of, own)}
     height = 1.0 + len(names) * max(0.24, 0.1 * len(styles) * is_ratio)
     key = f"{field}-{suite}-{machine.env_id}"

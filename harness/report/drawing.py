@@ -21,10 +21,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from harness.judge import gathered
 from harness.report.runs import once
 from harness.store import text
 from harness.store.case import WITHOUT_FP8, Arm
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -187,7 +187,7 @@ def _whose(arm: Arm) -> tuple[str, str, str]:
 @once
 def _whose_by_subject(machine: Machine) -> Mapping[str, list[tuple[str, str, str]]]:
     """The recipes and implementations of the page, by name, and whose arms each has."""
-    whose = gathered((name, _whose(arm)) for arm in machine.arms if (name := subject(arm)))
+    whose = grouped((name, _whose(arm)) for arm in machine.arms if (name := subject(arm)))
     return {name: sorted(set(own)) for name, own in sorted(whose.items())}
 
 

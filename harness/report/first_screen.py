@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
-from harness.judge import gathered
 from harness.judge.verdict.rows import unshown
 from harness.report.standings import NO_LOSS, Checks, checks, doubts, in_question, timed, unjudged
 from harness.report.verdicts import MOST_NAMED, WHAT, Answer, AnswerWord, answers, capital, rank, what_of
 from harness.store import text
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ class FirstScreen:
             checks(machine, named) if named else None,
             is_gain,
             bool(unshown(machine.verdicts)),
-            gathered((", ".join(why), s.arm) for s in standing if (why := doubts(machine, s.arm))),
+            grouped((", ".join(why), s.arm) for s in standing if (why := doubts(machine, s.arm))),
             absent if machine.is_gpu else (),
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.judge import gathered
 from harness.report.records import key_of
 from harness.report.table import (
     Column,
@@ -23,6 +22,7 @@ from harness.report.table import (
 from harness.store import text
 from harness.store.errors import Cause
 from harness.store.printer import Cell, Table
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def reasons(machine: Machine) -> Table:
             by_reason.setdefault(note, {}).setdefault(way, []).append(recipe)
     rows = []
     for (what, reason), ways in sorted(by_reason.items()):
-        alike = gathered((", ".join(recipes), way) for way, recipes in ways.items())
+        alike = grouped((", ".join(recipes), way) for way, recipes in ways.items())
         for recipes_of, of in alike.items():
             rows.append({"what": word(what), "ways": ", ".join(of), "recipes": recipes_of, "reason": reason})
     return table_of(machine, "compatibility-reasons", rows)
@@ -108,7 +108,7 @@ def _cell(record: Record) -> Cell:
 def gathers_table(machine: Machine) -> Table:
     """A row for each case and arm whose collectives were counted, or that did not come to it."""
     rows = machine.pick(suite=("train", "allgather"))
-    arms = gathered(
+    arms = grouped(
         (key_of(r), r) for r in rows if (r["metric"] in _COUNTED if r["status"] == "ok" else _is_sharded(r))
     )
     records: list[Row] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.judge import gathered
 from harness.report.drawing import (
     BAND,
     INK,
@@ -25,6 +24,7 @@ from harness.report.standings import doubts, recipe, timed
 from harness.report.verdicts import least, tally, what_of
 from harness.store import text
 from harness.store.case import Arm
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def _gain_row(axes: Axes, y: float, standing: Standing, style: Row) -> list[floa
 def _quality(machine: Machine) -> Chart | None:
     """The worst SQNR of each recipe with its bound; hollow where it fails or has no bound to pass."""
     judged = (w for w in numerics_by_arm(machine) if w.fp8 and w.proves and w.sqnr)
-    by_recipe = gathered((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
+    by_recipe = grouped((recipe(w.fields), w) for w in judged if recipe(w.fields) != Arm())
     if not by_recipe:
         return None
     found = list(by_recipe.items())[:MOST_ARMS]

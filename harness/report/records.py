@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.judge import gathered
 from harness.machine import mfu
 from harness.report.runs import newest, once
 from harness.report.table import estimate, known, resolved_of
@@ -14,7 +13,7 @@ from harness.store.case import Arm, arm_of
 from harness.store.compare import FP8_DTYPES, SECONDS, TIMES
 from harness.store.measurement import ProofOutcome, proof_outcome
 from harness.store.outside import parse
-from harness.store.rows import rows_of
+from harness.store.rows import grouped, rows_of
 
 if TYPE_CHECKING:
     from collections import defaultdict
@@ -196,7 +195,7 @@ def gemms_of(about: Mapping[str, Any]) -> Gemms:
 @once
 def fp8_by_arm(machine: Machine) -> defaultdict[tuple[str, str], list[Row]]:
     """The newest of `fp8_rows` for each case and regime, by suite and arm."""
-    return gathered(((r["suite"], r["arm"]), r) for r in newest(fp8_rows(machine), has_time))
+    return grouped(((r["suite"], r["arm"]), r) for r in newest(fp8_rows(machine), has_time))
 
 
 @once

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.judge import gathered
 from harness.judge.reproduced import Found
 from harness.judge.verdict.rows import is_candidate
 from harness.report.records import first_steps, fp8_by_arm, gemms, numerics_by_arm, unchecked
@@ -18,6 +17,7 @@ from harness.store import text
 from harness.store.case import Arm, arm_of, parse
 from harness.store.compare import BOTH_SIDES, DISTURBED
 from harness.store.printer import Cell
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine
@@ -135,7 +135,7 @@ def checks(machine: Machine, standing: Standing) -> Checks:
 @once
 def pairs_by_arm(machine: Machine) -> dict[tuple[str, str], list[Row]]:
     """`fp8_pairs` of each suite and arm."""
-    return gathered(((p["suite"], p["arm"]), p) for p in fp8_pairs(machine))
+    return grouped(((p["suite"], p["arm"]), p) for p in fp8_pairs(machine))
 
 
 @once

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.advise.advised_arms import FLOOR, advised_arms, verdict
-from harness.judge import gathered
 from harness.machine import mfu
 from harness.machine.kernels_by_name import CLASSES
 from harness.report.records import arm_records, first_steps, key_of
@@ -36,6 +35,7 @@ from harness.store import text
 from harness.store.case import arm_of
 from harness.store.compare import NO_FP8
 from harness.store.printer import Cell, Table
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from harness.report.runs import Machine, Material
@@ -70,7 +70,7 @@ def advised_table(machine: Machine) -> Table:
 def first_steps_table(machine: Machine) -> Table:
     """An arm a row: how far its first steps lay from the control's at worst, how its precision was proved, and every warning."""
     records = []
-    for arm, own in gathered((s.arm, s) for s in first_steps(machine)).items():
+    for arm, own in grouped((s.arm, s) for s in first_steps(machine)).items():
         far = max(own, key=lambda s: abs(math.log(s.norm_ratio)) if s.norm_ratio > 0 else math.inf)
         remarks = {"proof": (s.proof for s in own), "warnings": (w for s in own for w in s.warnings)}
         record: Row = {
@@ -85,7 +85,7 @@ def first_steps_table(machine: Machine) -> Table:
 def traces_table(machine: Machine) -> Table:
     """The traces that were asked for: which steps of which arm, and the file in the run's folder."""
     traced = (r for r in machine.pick(suite=SUITE) if resolved_of(r).get("trace") and not arm_of(r).control)
-    found = {key: own[0] for key, own in gathered((key_of(r), r) for r in traced).items()}
+    found = {key: own[0] for key, own in grouped((key_of(r), r) for r in traced).items()}
     runs, cases = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
     records = []
     for row in found.values():
@@ -159,7 +159,7 @@ def definitions() -> list[tuple[str, str]]:
 def breakdown(machine: Machine) -> Table:
     """Time of one profiled step by class of kernels, a row a (case, arm)."""
     timed = machine.pick(suite=SUITE, metric="kernel_time_ms", status="ok")
-    steps = gathered((key_of(r), r) for r in timed if r["part"] and math.isfinite(r["value"]))
+    steps = grouped((key_of(r), r) for r in timed if r["part"] and math.isfinite(r["value"]))
     records = [
         own[0] | {r["part"]: r["value"] for r in own} | {"ms": sum(r["value"] for r in own)}
         for own in steps.values()

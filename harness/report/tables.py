@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from harness.judge import gathered
 from harness.judge.model_title import title_of
 from harness.judge.reproduced import figure, in_words
 from harness.machine.ceilings import SUITES as PRODUCTS
@@ -26,6 +25,7 @@ from harness.report.table import (
 from harness.store import text
 from harness.store.printer import Cell, Table, filled
 from harness.store.published import rates_on
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,7 +181,7 @@ def compile_times(machine: Machine) -> Table:
 def troubles_table(machine: Machine) -> Table:
     """Failed and skipped rows, gathered by metric and reason: nothing is hidden or repeated."""
     bad = machine.pick(status=lambda status: status != "ok")
-    groups = gathered(((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), r) for r in bad)
+    groups = grouped(((r["status"], r["suite"], r["metric"], text.reason(r["reason"])), r) for r in bad)
     records = []
     for key, members in sorted(groups.items()):
         arms, labels, ids = (

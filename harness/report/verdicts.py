@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from harness.judge import gathered
 from harness.judge.verdict.rows import is_candidate, unshown
 from harness.judge.verdict.rows import trains_the_same as answer_over
 from harness.report.records import (
@@ -29,6 +28,7 @@ from harness.store import stats, text
 from harness.store.case import NEGATIVE, Arm, arm_of, baseline_of, parse
 from harness.store.compare import TIMES
 from harness.store.errors import REFUTED, Cause
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -117,7 +117,7 @@ def tally(verdicts: Iterable[str]) -> str:
 
 def by_arm(pairs: Iterable[Row]) -> list[tuple[str, float, list[Row]]]:
     """Each arm of one part with its geometric mean and pairs, the fastest first; arms without a ratio are left out."""
-    arms = gathered((p["arm"], p) for p in pairs)
+    arms = grouped((p["arm"], p) for p in pairs)
     found = [(arm, geometric_mean(own), own) for arm, own in arms.items()]
     return sorted((each for each in found if known(each[1])), key=lambda each: -each[1])
 
@@ -175,7 +175,7 @@ class PairsOfMode(NamedTuple):
 @once
 def deciding(machine: Machine) -> PairsOfMode | None:
     """The part that `is_faster` decides on: whole steps before layers, alone before under load; None without a ratio."""
-    parts = gathered(((p["suite"], baseline_of(p).mode, p["regime"]), p) for p in fp8_pairs(machine))
+    parts = grouped(((p["suite"], baseline_of(p).mode, p["regime"]), p) for p in fp8_pairs(machine))
     ranked = sorted(
         (rank(suite)[0], regime == "sustained", mode != "compile", suite, mode, regime)
         for (suite, mode, regime), own in parts.items()
@@ -208,7 +208,7 @@ def _together(verdicts: Collection[AnswerWord]) -> AnswerWord:
 
 def _slower_under_load(pairs: Iterable[Row]) -> set[str]:
     """Arms that are slower than bf16 under sustained load in a case in which they are not slower alone."""
-    seen = gathered((p["regime"] == "sustained", p) for p in pairs)
+    seen = grouped((p["regime"] == "sustained", p) for p in pairs)
     loaded = {(p["arm"], p["case_id"]) for p in seen[True] if p["verdict"] == "slower"}
     alone = {(p["arm"], p["case_id"]) for p in seen[False] if p["verdict"] in ("faster", "same", "unclear")}
     return {arm for arm, _ in alone & loaded}

@@ -5,18 +5,31 @@ pandas is imported on use: it starts a thread, and suites import `harness.store.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable
 
     import pandas as pd
     from numpy.typing import NDArray
 
     Row = dict[str, Any]
     Wanted = str | Container[str] | Callable[[str], object]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> defaultdict[K, list[V]]:
+    """Values by their key, both in order."""
+    found: defaultdict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return found
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

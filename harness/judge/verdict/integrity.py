@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.judge import gathered
 from harness.judge.verdict.course import FEW, MAD, ends, roughness, sd, window_of
 from harness.judge.verdict.evidence import SIDES, CodedFinding
 from harness.store.loss_limits import MIN_SEEDS
+from harness.store.rows import grouped
 from harness.store.text import plural, printable, some
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def copies(of: Evidence) -> Iterator[CodedFinding]:
     """No run is another: equal in a stretch, but for rounding or a little noise, or one step off."""
     losses = of.whole[1]
     named = [printable(run.name) for run in of.runs]
-    for code, found in gathered((each[2], each) for each in _copies(losses, len(of.base), of.paired)).items():
+    for code, found in grouped((each[2], each) for each in _copies(losses, len(of.base), of.paired)).items():
         shown = [f"{named[i]} and {named[j]}: {why}" for i, j, _, why in found]
         left = len(losses) - len({j for _, j, *_ in found})
         what = (

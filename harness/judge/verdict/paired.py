@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.judge import gathered
 from harness.judge.verdict.course import Course, difference, ends
 from harness.judge.verdict.curves import pair
 from harness.judge.verdict.evidence import Evidence, LossRun
@@ -30,6 +29,7 @@ from harness.judge.verdict.result import (
 )
 from harness.judge.verdict.rule import FAIL_CONFIDENCE, PASS_CONFIDENCE, CurveVerdict, LossOutcome, judge
 from harness.store import stats
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,7 +78,7 @@ class Verdict:
     def reasons(self) -> tuple[str, ...]:
         """The gates that decided, or the warnings of a PASS, as "L4: sentence"; those that say the same, in one."""
         decisive = "WARN" if self.outcome == "PASS" else self.outcome
-        names = gathered((g.sentence, g.gate) for g in self.gates if g.status == decisive)
+        names = grouped((g.sentence, g.gate) for g in self.gates if g.status == decisive)
         return tuple(f"{', '.join(gates)}: {sentence}" for sentence, gates in names.items())
 
 

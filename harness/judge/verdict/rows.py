@@ -19,7 +19,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from harness.judge import gathered
 from harness.judge.verdict.curves import Curve, Run, at_the_same_steps
 from harness.judge.verdict.integrity import LONG, STRETCH, stretch
 from harness.judge.verdict.paired import Verdict, conclude, judge_other_seeds, judge_pairs
@@ -31,6 +30,7 @@ from harness.store.errors import Cause
 from harness.store.measurement import FIELD, LAYERS, ProofOutcome, proof_outcome
 from harness.store.outside import parse
 from harness.store.printer import picked
+from harness.store.rows import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -192,7 +192,7 @@ def has_margin(arm: Arm) -> bool:
 def by_setup(verdicts: list[ArmVerdict]) -> list[list[ArmVerdict]]:
     """The verdicts of each set-up."""
     keyed = (((v.run_id, json.dumps(v.axes, sort_keys=True), v.env_id), v) for v in verdicts)
-    return list(gathered(keyed).values())
+    return list(grouped(keyed).values())
 
 
 def unshown(verdicts: list[ArmVerdict]) -> str:
@@ -231,7 +231,7 @@ class StoredVerdicts:
         found = [f"trains the same: {trains_the_same(self.verdicts)}{beside}"] if self.verdicts else []
         machines = {v.env_id for v in self.verdicts}
         for own in by_setup(self.verdicts):
-            reasons = gathered((why, v.arm) for v in own for why in (*v.verdict.reasons, *v.verdict.notes))
+            reasons = grouped((why, v.arm) for v in own for why in (*v.verdict.reasons, *v.verdict.notes))
             axes = [f"{name}={value}" for name, value in own[0].axes.items() if value not in (None, "")]
             axes += [f"on {own[0].env_id}"] * (len(machines) > 1)
             found.append(f"verdict  {' '.join(axes)}")
