@@ -1,6 +1,6 @@
 """Calls: what a process of an arm is asked to do, as JSON: a function by its name, and its arguments.
 
-{"call": "MODULE:NAME", "args": [VALUE, ...]}
+{"call": [MODULE, NAME], "args": [VALUE, ...]}
 a case    {"case": ID, "suite": MODULE, "point": [SUITE, {AXIS: VALUE}, SEED]}
 a folder  {"folder": PATH}
 """
@@ -34,7 +34,7 @@ def message(fn: Callable[..., Any], args: Sequence[Any]) -> Message:
     """
     if "<" in fn.__qualname__:
         raise TypeError(f"{fn.__qualname__} has no name in its module")
-    return {"call": f"{fn.__module__}:{fn.__qualname__}", "args": [*map(as_data, args)]}
+    return {"call": [fn.__module__, fn.__qualname__], "args": [*map(as_data, args)]}
 
 
 def as_data(value: Any) -> Any:
@@ -54,7 +54,7 @@ def as_data(value: Any) -> Any:
 
 def called(asked: Message) -> tuple[Callable[..., Any], list[Any]]:
     """The function that a message names, and its arguments."""
-    module, _, name = asked["call"].partition(":")
+    module, name = asked["call"]
     return getattr(importlib.import_module(module), name), [*map(_value, asked["args"])]
 
 

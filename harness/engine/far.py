@@ -226,8 +226,7 @@ class Follower:
         Raises:
             LookupError: it is not.
         """
-        module, _, name = message["call"].partition(":")
-        if module != arm_process.__name__ or name not in CALLS:
+        if message["call"] not in [[arm_process.__name__, name] for name in CALLS]:
             raise LookupError(f"no call {message['call']}")
         return {"call": message["call"], "args": [*map(self._argument, message["args"])]}
 

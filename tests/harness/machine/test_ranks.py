@@ -244,10 +244,10 @@ def test_whoever_writes_into_the_store_has_measured_what_this_command_measures_a
     planned = PlannedCase("parallel", parallel, case, ("no_fp8",))
     follower, store = Follower(1, {case.case_id: planned}, tmp_path), Store()
 
-    def called(call: str, *args: object) -> tuple[Any, list[Any]]:
+    def called(call: list[str], *args: object) -> tuple[Any, list[Any]]:
         return calls.called(follower._allowed({"call": call, "args": args}))
 
-    trial = f"{arm_process.__name__}:trial"
+    trial = [arm_process.__name__, "trial"]
     of_another = {"case": case.case_id, "suite": "os", "point": ["os", {}, 1]}
     fn, (found, *args) = called(trial, of_another, "no_fp8", "cpu", {"folder": f"{tmp_path}/r/a"})
     assert fn is arm_process.trial
@@ -255,11 +255,11 @@ def test_whoever_writes_into_the_store_has_measured_what_this_command_measures_a
     assert args == ["no_fp8", "cpu", tmp_path / "r/a"]
     assert set(CALLS) >= {"prepare", "sample", "finish", "trial"}
     for wrong in (
-        (f"{arm_process.__name__}:refuse", "x"),
-        (f"{arm_process.__name__}:os", "x"),
-        ("os:system", "true"),
-        ("os:call", "true"),
-        ("call", "true"),
+        ([arm_process.__name__, "refuse"], "x"),
+        ([arm_process.__name__, "os"], "x"),
+        (["os", "system"], "true"),
+        (["os", "call"], "true"),
+        (["call"], "true"),
         (trial, {"case": "of another plan", "suite": "os"}),
         (trial, {}),
         (trial, {"folder": "/etc"}),
