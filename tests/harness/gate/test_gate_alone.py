@@ -111,7 +111,8 @@ def trees(tmp_path: Path) -> Trees:
 def clock_of_its_own(session: Session) -> list[str]:
     """Lends the candidate the base commit's clock; returns a list that grows as it gets its own back."""
     returned: list[str] = []
-    session.instrument.own_clock = lambda: returned.append("own")  # type: ignore[attr-defined]
+    assert isinstance(session.instrument, Sweeping)
+    session.instrument.own_clock = lambda: returned.append("own")
     return returned
 
 
