@@ -46,10 +46,6 @@ _STATED_SINCE = {  # what rows of before do not state
     ("codes", ""): REFUTES,
     ("codes", "plain"): RECORDED,
 }
-_PASSED = {
-    "over_peak": "above the peak at the measured clock",
-    "over_published": "above the published peak",
-}  # flags of a share in a table of times
 COMPILE_FACTS = ("compile_graphs", "compile_graph_breaks", "recompiles")  # of `resolved`, about a compilation
 
 
@@ -121,7 +117,7 @@ def tokens_per_s(record: Record) -> float | None:
 def _against_peak(device: Device | None, row: Record) -> Row:
     """Share of the published dense peak: of each GEMM's own dtype (sum of F_d / P_d over the time), else of bandwidth.
 
-    `over_peak`: which peak it passed by the rule that counted its FLOPs (`mfu.FLAGS`), in words; "" for none.
+    `over_peak`: which peak it passed by the rule that counted its FLOPs (`mfu.FLAGS`); "" for none.
     """
     if device is None:
         return {"peak_share": math.nan, "peak_known": False}
@@ -137,11 +133,7 @@ def _against_peak(device: Device | None, row: Record) -> Row:
     if shares[0] is None:
         return {"peak_share": math.nan, "peak_known": False}
     flag = next(filter(None, reversed(flags)), "")  # what really runs says most
-    return {
-        "peak_share": shares[0],
-        "peak_known": True,
-        "over_peak": _PASSED.get(flag, flag.replace("_", " ")),
-    }
+    return {"peak_share": shares[0], "peak_known": True, "over_peak": flag}
 
 
 @once

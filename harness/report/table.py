@@ -133,13 +133,18 @@ def _time(record: Record) -> Cell:
     return Cell(shown, record["value"] * SECONDS[record["unit"]])
 
 
+_ABOVE = {"over_peak": "above the peak at the measured clock", "over_published": "above the published peak"}
+
+
 def _peak(record: Record) -> Cell | None:
     """Share of the peak; one above it says so."""
     if "peak_known" not in record:
         return None
     shown = Cell(text.percent(record["peak_share"]), record["peak_share"])
-    over = record.get("over_peak", "")
-    return shown._replace(style="bad" * over.startswith("above"), note=over) if over else shown
+    flag = record.get("over_peak", "")
+    if flag in _ABOVE:
+        return shown._replace(style="bad", note=_ABOVE[flag])
+    return shown._replace(note=flag.replace("_", " ")) if flag else shown
 
 
 def _gain(record: Record) -> Cell | None:
