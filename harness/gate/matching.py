@@ -25,7 +25,7 @@ from harness.gate.policy import MetricRule
 from harness.gate.sides import CONFIRMATION, CONTROL_SUITE, same_class
 from harness.gate.unit import EMPTY, RATIO, RowPair, Unit, UnitKey, UnitState
 from harness.store.case import controls
-from harness.store.compare import method_of
+from harness.store.compare import METHODS, method_of
 from harness.store.errors import REFUTED, RETRYABLE
 from harness.store.measurement import METRICS
 from harness.store.outside import parse
@@ -308,7 +308,7 @@ def _excluded(sides: RowPair, policy: Policy) -> str:
     round, and are compared.
     """
     if len(methods := {method_of(parse(row.timing)): None for rows in sides for row in rows}) > 1:
-        return f"timed by different methods: {' and '.join(methods)}"
+        return f"{METHODS}: {' and '.join(methods)}"
     for name, words in CONDITIONS.items():
         struck = _struck(sides, name)
         if name in policy.exclude and any(struck) and (name != "throttled" or not all(struck)):

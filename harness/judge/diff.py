@@ -19,7 +19,7 @@ import pandas as pd
 
 from harness.store import stats
 from harness.store.case import arm_of
-from harness.store.compare import SECONDS, TIMES, apart, judged, noise_floors
+from harness.store.compare import APART, SECONDS, TIMES, apart, judged, noise_floors
 from harness.store.differences import differences
 from harness.store.outside import parse
 from harness.store.printer import Table, Tone, picked, table
@@ -44,6 +44,7 @@ CAUSES: Mapping[str, str] = {
     KERNEL: "time of the kernels on the device",
     HOST: "the kernels take as long as before: time between them, on the CPU",
     UNKNOWN: "",
+    **dict.fromkeys(APART, "such a time decides nothing"),
 }
 SAME = 1.02  # a difference below this is none, whatever the controls say
 POLICY = (
@@ -73,7 +74,7 @@ class Timed:
         before, after: medians in seconds.
         ratio, low, high: after over before, with its 95 % interval (None below three rounds): above 1 is slower.
         verdict: slower, faster, same or unclear.
-        cause: a key of `CAUSES`; of what is unclear for it, the condition under which it was measured.
+        cause: a key of `CAUSES`.
         rounds: of the run that has fewer.
         floor: a ratio within which the two are the same: the noise floor of either run, at least `SAME`.
     """
@@ -162,7 +163,7 @@ class RunChanges:
             lines.append("another device: times differ for that reason; compare speedups within each run")
         lines += [CPU_CAUTION] * self.cpu
         causes = dict.fromkeys(t.cause for t in self.times if t.cause)
-        lines += [f"{cause}: {CAUSES.get(cause, 'such a time decides nothing')}" for cause in causes]
+        lines += [f"{cause}: {CAUSES[cause]}" for cause in causes]
         return [*lines, POLICY] if self.times else lines
 
     def tables(self) -> list[Table]:

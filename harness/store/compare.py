@@ -42,6 +42,8 @@ OTHER_CLOCKS, ONE_TICK, DISAGREE = (
     "runs of the same code disagree",
 )
 NO_FP8 = "no FP8 layer"  # of a recipe's arm: two equal steps, whose ratio is noise
+METHODS = "timed by different methods"
+APART = (METHODS, BESIDE, ONE_SIDE, ONE_TICK)  # of two runs
 DISTURBED = (NO_FP8, BESIDE, ONE_SIDE, OTHER_CLOCKS, ONE_TICK, DISAGREE)  # such a ratio decides nothing
 CLOCKS_APART = 1.05  # medians of two sides, beyond which an unthrottled clock alone may make the difference
 # A tie is claimed only where the whole interval lies this close to 1, or within the floor if that is wider.
@@ -323,13 +325,15 @@ def _compare(arm: _Row, base: _Row | None, regime: str, found_effect: Effect) ->
 
 
 def apart(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Why the times of two rows of different runs decide nothing about each other, whatever their ratio; "" where they may.
+    """Why the times of two rows of different runs decide nothing about each other: one of `APART`; "" where they may.
 
     Throttling of both sides and another clock are causes of a difference, and not in the way of seeing it.
     """
     sides = _Row(one), _Row(other)
     condition = _measured(sides)
-    return _methods(*sides) or (condition if condition in (BESIDE, ONE_SIDE, ONE_TICK) else "")
+    if _methods(*sides):
+        return METHODS
+    return condition if condition in APART else ""
 
 
 def method_of(timing: Mapping[str, Any]) -> str:
@@ -338,7 +342,7 @@ def method_of(timing: Mapping[str, Any]) -> str:
 
 
 def _methods(one: _Row, other: _Row) -> str:
-    return f"timed by different methods: {one.method} and {other.method}" * (one.method != other.method)
+    return f"{METHODS}: {one.method} and {other.method}" * (one.method != other.method)
 
 
 def _condition(arm: _Row, base: _Row | None) -> str:
