@@ -74,11 +74,17 @@ def test_gains_of_two_gpus_stand_side_by_side(tmp_path):
         assert float(own[m.name].rstrip("x")) == pytest.approx(mean, rel=5e-3)
 
 
-def test_machines_of_one_name_are_told_apart_by_what_a_time_depends_on(tmp_path):
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (("cpu_governor", "driver", "power_limit_w", "git_commit"), "power limit w 60{0}.0, driver {0}"),
+        (("driver", "git_commit"), "driver {0}"),
+    ],
+)
+def test_machines_of_one_name_are_told_apart_by_what_a_time_depends_on(tmp_path, fields, told):
     """Oracle: `differences`, which names those fields first; a commit tells no machine apart."""
     envs = [
-        H200 | {"cpu_governor": str(i), "driver": str(i), "power_limit_w": 600.0 + i, "git_commit": str(i)}
-        for i in (0, 1)
+        H200 | {name: 600.0 + i if name == "power_limit_w" else str(i) for name in fields} for i in (0, 1)
     ]
     runs = [
         write_run(
@@ -87,7 +93,7 @@ def test_machines_of_one_name_are_told_apart_by_what_a_time_depends_on(tmp_path)
         for i, env in enumerate(envs)
     ]
     shown = compared.names(load(runs, tmp_path).machines)
-    assert sorted(shown) == [f"NVIDIA H200, power limit w {600.0 + i}, driver {i}" for i in (0, 1)]
+    assert sorted(shown) == [f"NVIDIA H200, {told.format(i)}" for i in (0, 1)]
 
 
 def test_gains_that_decide_nothing_stand_beside_none(tmp_path):
